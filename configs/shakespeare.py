@@ -1,0 +1,37 @@
+"""Presets that train on Shakespeare, character by character, in minutes on a laptop."""
+
+from configs.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+PRESETS = {
+    "shakespeare-char": (
+        "the default: a modern small GPT on the plays; two minutes on two CPU cores",
+        Config(
+            model=ModelConfig(
+                n_layer=4,
+                n_head=4,
+                d_model=192,
+                context_length=128,
+                positions="rotary",
+                norm="rmsnorm",
+                mlp="relu2",
+                qk_norm=True,
+                bias=False,
+                tie_embeddings=False,
+            ),
+            data=DataConfig("data/prepared/shakespeare-char"),
+            optim=OptimConfig(
+                optimizer="muon", lr=1e-2, warmup_steps=20, max_steps=2000, schedule="linear", batch_size=16, beta2=0.95
+            ),
+            run=RunConfig(eval_every=200, save_every=500),
+        ),
+    ),
+    "nanogpt-cpu": (
+        "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; needs tinyshakespeare-char",
+        Config(
+            model=ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64, bias=False),
+            data=DataConfig("data/prepared/tinyshakespeare-char"),
+            optim=OptimConfig(lr=1e-3, min_lr=1e-4, warmup_steps=100, max_steps=2000, batch_size=12, beta2=0.99, weight_decay=0.1),
+            run=RunConfig(precision="float32", eval_every=250, eval_batches=20),
+        ),
+    ),
+}

@@ -1,0 +1,364 @@
+"""Text to token ids and back: characters, bytes, a BPE trained on the corpus, and GPT-2's BPE.
+
+The two BPE kinds are run by tiktoken; training is rustbpe's. A tokenizer's `spec()` is all that is needed to build it again, so
+it travels inside a prepared corpus and inside a checkpoint, and sampling needs neither the corpus nor a network.
+
+Text that spells a special token ("<|endoftext|>") is ordinary text everywhere; only `separator`, an id, ends a document.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from errors import UserError
+
+if TYPE_CHECKING:  # numpy, tiktoken and rustbpe are imported where they are used: `--help` needs none of them
+    import numpy as np
+
+FORMAT = 1  # of a spec
+SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
+CHUNK_CHARACTERS = 1 << 17  # one task of the thread pool: large enough to hide its cost, small enough to share out evenly
+
+
+class Tokenizer(Protocol):
+    """What the rest of the program knows about a tokenizer. Ids run from 0 to `vocab_size - 1`."""
+
+    kind: str  # "char", "byte", "bpe" or "gpt2"
+    vocab_size: int  # the separator included
+    separator: int | None  # the id that stands between two documents, if there is one
+    cuts_anywhere: bool  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that has no ids."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all cores where that pays."""
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The UTF-8 bytes of `ids`, which may begin or end inside a character. The separator reads "<|endoftext|>"."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """`decode_bytes` as text; bytes that are not UTF-8 become U+FFFD."""
+
+    def byte_lengths(self) -> np.ndarray:
+        """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator stands for none."""
+
+    def spec(self) -> dict:
+        """A dictionary of JSON types from which `load_tokenizer` rebuilds this tokenizer."""
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The dtype that holds ids below `vocab_size` on disk: little-endian, two bytes up to 65,536 ids, else four.
+
+    >>> dtype_for(65_536), dtype_for(65_537)
+    ('<u2', '<u4')
+    """
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+
+
+class _Base:
+    """What the kinds share. A subclass sets `pieces`: the bytes of every id but the separator's, in order of id."""
+
+    pieces: list[bytes]
+    cuts_anywhere = True
+
+    def __init__(self, separator: bool):
+        self.separator = len(self.pieces) if separator else None
+        self.vocab_size = len(self.pieces) + separator
+        self.dtype = dtype_for(self.vocab_size)
+        self._printed = [*self.pieces, SEPARATOR_TEXT.encode()][: self.vocab_size]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join([self._printed[i] for i in ids])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def byte_lengths(self) -> np.ndarray:
+        import numpy as np
+
+        return np.array([len(piece) for piece in self.pieces] + [0] * (self.separator is not None), np.int64)
+
+
+class CharTokenizer(_Base):
+    """One id per distinct character of a corpus, in code point order.
+
+    >>> CharTokenizer("abc").encode("cab").tolist()
+    [2, 0, 1]
+    """
+
+    kind = "char"
+
+    def __init__(self, symbols: str, separator: bool = False):
+        import numpy as np
+
+        if not symbols or list(symbols) != sorted(set(symbols)):
+            raise UserError("a character vocabulary must be distinct characters in code point order")
+        self.symbols = symbols
+        self.pieces = [symbol.encode() for symbol in symbols]
+        super().__init__(separator)
+        codes = np.frombuffer(symbols.encode("utf-32-le"), "<u4")
+        self._table = np.full(int(codes[-1]) + 2, self.vocab_size, np.uint32)  # code point -> id; the last entry: beyond all
+        self._table[codes] = np.arange(len(codes))
+        # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes a second: in code point order
+        # those ids fit a byte. Id 255 means "unknown" there, unless all 256 characters are known.
+        n_latin = int((codes < 256).sum())
+        self._latin_unknown = b"\xff" if n_latin < 256 else None
+        latin = np.full(256, 255, np.uint8)
+        latin[codes[:n_latin]] = np.arange(n_latin)
+        self._latin_table = latin.tobytes()
+
+    def encode(self, text: str) -> np.ndarray:
+        import numpy as np
+
+        try:
+            raw = text.encode("latin-1").translate(self._latin_table)
+        except UnicodeEncodeError:
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+            ids = np.take(self._table, codes, mode="clip")
+            unknown = bool((ids == self.vocab_size).any())
+        else:
+            ids = np.frombuffer(raw, np.uint8)
+            unknown = self._latin_unknown is not None and self._latin_unknown in raw
+        if unknown:
+            missing = sorted(set(text) - set(self.symbols))
+            shown = ", ".join(map(ascii, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            raise UserError(
+                f"{len(missing)} character(s) of the text are not among the {len(self.symbols)} of the vocabulary: {shown}\n"
+                "leave them out, or prepare the corpus with --tokenizer byte or bpe, which know every character"
+            )
+        return ids.astype(self.dtype)
+
+    def spec(self) -> dict:
+        return {"format": FORMAT, "kind": self.kind, "symbols": self.symbols, "separator": self.separator is not None}
+
+
+class Alphabet:
+    """Collects the distinct characters of a corpus, a chunk at a time."""
+
+    def __init__(self):
+        import numpy as np
+
+        self._latin = b""
+        self._seen = np.zeros(0x110000, bool)
+
+    def add(self, text: str) -> None:
+        import numpy as np
+
+        try:
+            new = text.encode("latin-1").translate(None, self._latin)  # drops what was seen before: nearly always everything
+            self._latin += bytes(set(new))
+        except UnicodeEncodeError:
+            self._seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
+
+    def symbols(self) -> str:
+        """The characters seen so far, in code point order."""
+        return "".join(map(chr, sorted({*self._latin, *self._seen.nonzero()[0].tolist()})))
+
+
+class ByteTokenizer(_Base):
+    """The 256 bytes of UTF-8: every text has ids, none is unknown."""
+
+    kind = "byte"
+
+    def __init__(self, separator: bool = False):
+        self.pieces = [bytes([i]) for i in range(256)]
+        super().__init__(separator)
+
+    def encode(self, text: str) -> np.ndarray:
+        import numpy as np
+
+        try:
+            return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
+        except UnicodeEncodeError as error:
+            raise _not_a_character(error) from None
+
+    def spec(self) -> dict:
+        return {"format": FORMAT, "kind": self.kind, "separator": self.separator is not None}
+
+
+class BPETokenizer(_Base):
+    """Byte-pair encoding, run by tiktoken; kind "bpe" (trained by `train_bpe`) or "gpt2". The highest id is the separator.
+
+    `pattern` is the regular expression that cuts text into pieces before any pair is merged; `tokens` the bytes of each
+    id in the order of merging.
+    """
+
+    cuts_anywhere = False
+
+    def __init__(self, kind: str, pattern: str, tokens: list[bytes]):
+        import tiktoken
+
+        self.kind, self.pattern, self.pieces = kind, pattern, tokens
+        super().__init__(separator=True)
+        self._encoding = tiktoken.Encoding(
+            kind,
+            pat_str=pattern,
+            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+            special_tokens={SEPARATOR_TEXT: len(tokens)},
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        try:  # what encode_ordinary does, without a Python list in between
+            return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=()).astype(self.dtype)
+        except UnicodeEncodeError as error:
+            raise _not_a_character(error) from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        tasks: list[list[str]] = []  # short texts are grouped: a task of the pool costs as much as some hundred characters
+        size = CHUNK_CHARACTERS
+        for text in texts:
+            if size >= CHUNK_CHARACTERS:
+                tasks.append([])
+                size = 0
+            tasks[-1].append(text)
+            size += len(text)
+        if len(tasks) < 2:
+            return super().encode_batch(texts)
+        with ThreadPoolExecutor(cpu_cores()) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
+            return [ids for group in pool.map(super().encode_batch, tasks) for ids in group]
+
+    def spec(self) -> dict:
+        tokens = " ".join(base64.b64encode(token).decode() for token in self.pieces)
+        return {"format": FORMAT, "kind": self.kind, "pattern": self.pattern, "tokens": tokens}
+
+
+def _not_a_character(error: UnicodeEncodeError) -> UserError:
+    return UserError(f"{error.object[error.start]!a} in the text is half a surrogate pair, which is not a character")
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_tokenizer(spec: dict) -> Tokenizer:
+    """The tokenizer that `spec()` described. UserError if the description is unknown or damaged."""
+    kind = spec.get("kind") if isinstance(spec, dict) else None
+    if kind is None or spec.get("format") != FORMAT:
+        found = f"format {spec.get('format')!r}" if isinstance(spec, dict) else type(spec).__name__
+        raise UserError(f"the tokenizer's description is of {found}, not of format {FORMAT}: prepare the corpus again")
+    try:
+        if kind == "char":
+            return CharTokenizer(spec["symbols"], spec["separator"])
+        if kind == "byte":
+            return ByteTokenizer(spec["separator"])
+        if kind in ("bpe", "gpt2"):
+            return BPETokenizer(kind, spec["pattern"], [base64.b64decode(token) for token in spec["tokens"].split(" ")])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the description of the {kind} tokenizer is damaged ({error!r}): prepare the corpus again") from None
+    raise UserError(f"unknown tokenizer {kind!r}; this program knows char, byte, bpe and gpt2")
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+    """Train a BPE on `texts` and make a tokenizer of it.
+
+    `vocab_size` counts the 256 bytes, the merges and the separator, so it is at least 257; a small corpus runs out of pairs
+    to merge and yields fewer. Texts should be short (`safe_chunks`): 256 of them are held at once. UserError if
+    `vocab_size` is too small.
+    """
+    import rustbpe
+
+    if vocab_size < 257:
+        raise UserError(f"--vocab-size {vocab_size} is too small for bpe: 256 bytes and a separator make 257")
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(iter(texts), vocab_size - 1, buffer_size=256)
+    ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
+    return BPETokenizer("bpe", trainer.get_pattern(), [bytes(token) for token, _ in ranked])
+
+
+def load_gpt2() -> BPETokenizer:
+    """GPT-2's own BPE: 50,257 ids. The first use fetches 1.5 MB into tiktoken's cache; UserError if that fails."""
+    import urllib.request
+
+    import tiktoken
+    import tiktoken.load
+
+    def fetch(url: str) -> bytes:
+        with urllib.request.urlopen(url, timeout=20) as response:
+            return response.read()
+
+    original, tiktoken.load.read_file = tiktoken.load.read_file, fetch  # tiktoken's own waits without a limit
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except (OSError, ValueError) as error:  # no network, a cache that can't be written, a damaged download
+        raise UserError(
+            f"GPT-2's vocabulary is not in tiktoken's cache and could not be fetched ({str(error)[:120]})\n"
+            "set TIKTOKEN_CACHE_DIR to a folder that holds it, or use --tokenizer bpe, which needs no network"
+        ) from None
+    finally:
+        tiktoken.load.read_file = original
+    tokens = [encoding.decode_single_token_bytes(i) for i in range(encoding.n_vocab - 1)]
+    return BPETokenizer("gpt2", encoding._pat_str, tokens)
+
+
+# A BPE never merges across the pieces that its pattern cuts, so text may be cut wherever the pattern cuts it in any surroundings,
+# and nowhere else. That holds at these places for GPT-2's pattern and for rustbpe's (GPT-4's), where S is no white space:
+#   S \n | S   No piece crosses: white space pieces begin at white space, so none begins before "\n"; letters, digits and GPT-2's
+#              punctuation end before "\n"; GPT-4's punctuation may take "\n" with it, and ends there as S is no newline. No piece
+#              that begins at S takes "\n" as its prefix either: GPT-2's optional prefix is " " alone, GPT-4's all but newlines.
+#   S | " " S  A space is only ever the first character of the piece that holds it, or inside a run of white space, which S stops.
+#   L | P      between a letter or digit and a punctuation mark: each ends the other's run, and a mark that opens a piece (the
+#              apostrophe of 's, GPT-4's prefix of a word) comes first in it. The marks are listed, as Python's tables of
+#              Unicode and tiktoken's may differ in what is a letter.
+# Looking ahead, `\s+(?!\S)` and `\s++$`, changes nothing: the left part ends in S or S\n, which read alike at the end of text.
+_SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
+
+
+def safe_cut(text: str, start: int) -> int:
+    """The first place at or after `start` where a BPE's text may be cut without changing its tokens, or -1."""
+    match = _SAFE_CUT.search(text, start)
+    return match.start() if match else -1
+
+
+def safe_chunks(pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS) -> Iterator[tuple[int, str]]:
+    """Re-cut (document, text) so that each chunk holds at least `size` characters, save a document's last, cut safely.
+
+    Text without a safe cut is held until one comes; encoding the chunks one by one gives the tokens of the whole.
+    """
+    current, held, searched = -1, "", 0
+    for document, text in pieces:
+        if document != current:
+            if held:
+                yield current, held
+            current, held, searched = document, "", 0
+        held += text
+        begin = 0
+        while (cut := safe_cut(held, max(begin + size, searched))) > 0:
+            yield current, held[begin:cut]
+            begin = cut
+            searched = 0
+        held = held[begin:]
+        searched = max(size, len(held) - 2)  # what was searched in vain is not searched again; a cut looks two characters around
+    if held:
+        yield current, held
+
+
+class StreamDecoder:
+    """Decodes ids one at a time, and never shows half a character.
+
+    >>> decoder = StreamDecoder(ByteTokenizer())
+    >>> [decoder.push(i) for i in "é!".encode()]
+    ['', 'é', '!']
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; "" inside a character."""
+        return self._decoder.decode(self._tokenizer.decode_bytes([token]))
+
+    def finish(self) -> str:
+        """What is left at the end: "", or U+FFFD for a character that was never completed."""
+        return self._decoder.decode(b"", final=True)

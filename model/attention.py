@@ -1,0 +1,264 @@
+"""Attention: the equation, a fused twin that trains fast, and the block that uses either.
+
+Scaled dot-product attention (Vaswani et al. 2017, "Attention Is All You Need", equation 1):
+
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
+
+A query asks, keys answer, and the softmax of their scores says how much of each value is taken. For n tokens of width d a layer costs
+O(n d^2) in the four projections and O(n^2 d) in scores and weighted sum. `explicit_attention` holds the n^2 weights in memory;
+`fused_attention` works through them tile by tile (Dao et al. 2022, "FlashAttention") and holds O(n), with the same result.
+
+Tensors carry their shape in the name: B batch, T query positions, S key positions, H heads, K head width, D model width. A size of 1
+in B or H broadcasts.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.positions import rotate
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """exp(x_i) / sum_j exp(x_j) over the last dimension, in float32 or better.
+
+    Subtracting the row's maximum changes nothing in the quotient and keeps every exponential in (0, 1]. A row that is -inf throughout
+    (a query that may look at nothing) gives zeros, with zero gradients.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    maximum = scores.detach().amax(dim=-1, keepdim=True)
+    exponentials = torch.exp(scores - maximum.masked_fill(maximum == -math.inf, 0.0))
+    total = exponentials.sum(dim=-1, keepdim=True)
+    return exponentials / total.masked_fill(total == 0, 1.0)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query may look at: a description, from which each attention takes what it needs.
+
+    Row b holds `lengths[b]` keys (all S of them where `lengths` is None); what lies to the right of them is padding, and nothing looks
+    there. Its queries are the last T of those keys, aligned at the lower right, so that a cached decoder with T < S is right; a row shorter than
+    T starts at position 0, and its last queries are padding.
+    """
+
+    causal: bool = True
+    """A query at position p sees keys at positions s <= p alone."""
+    window: int = 0
+    """A query sees keys at a distance |p - s| < window; 0: at any distance."""
+    lengths: Tensor | None = None
+    """Keys in each row, integers of shape (B,)."""
+
+    def near(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        """Whether causality and window let a query look at a key; the two shapes broadcast."""
+        distance = query_position - key_position
+        allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        return allowed & (distance.abs() < self.window) if self.window else allowed
+
+    def allowed(self, n_query: int, n_key: int, device: torch.device | None = None) -> Tensor:
+        """Boolean of shape (B or 1, 1, T, S), True where query t may look at key s."""
+        lengths = torch.tensor([n_key], device=device) if self.lengths is None else self.lengths.to(device)
+        lengths = lengths[:, None, None, None]
+        query_position = (lengths - n_query).clamp(min=0) + torch.arange(n_query, device=device)[:, None]
+        key_position = torch.arange(n_key, device=device)
+        return self.near(query_position, key_position) & (key_position < lengths)
+
+
+def attention_scores(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
+    """Q K^T / sqrt(d_head), and -inf where the mask forbids a look: scores_BHTS in float32 or better, under any autocast.
+
+    The product of two vectors of independent unit-variance entries has variance d_head; the division brings it back to 1, lest the softmax
+    saturate and its gradient vanish (Vaswani et al. 2017, section 3.2.1).
+    """
+    dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        scores_BHTS = q_BHTK.to(dtype) @ k_BHSK.to(dtype).mT / math.sqrt(q_BHTK.shape[-1])
+    allowed = mask.allowed(*scores_BHTS.shape[-2:], device=scores_BHTS.device)
+    return scores_BHTS.masked_fill(~allowed, -math.inf)
+
+
+def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
+    """softmax(Q K^T / sqrt(d_head)): weights_BHTS, each row a distribution over the keys it may look at (zeros if there are none)."""
+    return softmax(attention_scores(q_BHTK, k_BHSK, mask))
+
+
+def explicit_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """The equation, line by line: out_BHTK, the weighted sum of the values. `dropout` is the share of weights dropped."""
+    weights_BHTS = attention_weights(q_BHTK, k_BHSK, mask)
+    if dropout:
+        weights_BHTS = F.dropout(weights_BHTS, dropout)
+    return weights_BHTS.to(v_BHSK.dtype) @ v_BHSK
+
+
+def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """The same by PyTorch's fused kernel: out_BHTK, with neither scores nor weights held (on CPU dropout makes it hold them)."""
+    n_query, n_key = q_BHTK.shape[-2], k_BHSK.shape[-2]
+    window = mask.window if mask.window < n_key else 0
+    if mask.lengths is None and window and n_query == n_key:
+        return _windowed_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+    allowed, is_causal = None, False
+    if mask.lengths is not None or window:
+        allowed = mask.allowed(n_query, n_key, device=q_BHTK.device)
+    elif mask.causal and n_query > 1:  # a single query is the last one and sees all
+        if n_query == n_key:
+            is_causal = True
+        else:  # is_causal would align at the upper left
+            allowed = mask.allowed(n_query, n_key, device=q_BHTK.device)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=allowed, dropout_p=dropout, is_causal=is_causal)
+
+
+def _windowed_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float) -> Tensor:
+    """Attention within a window, in time linear in T: queries are cut into blocks, and a block meets only its neighbours' keys.
+
+    A block is as long as the window, so its queries reach into the block before it (and, when not causal, the one behind) and no farther.
+    """
+    (n_batch, n_head, n_token, d_head), size = q_BHTK.shape, mask.window
+    n_block = math.ceil(n_token / size)
+    sides = 1 if mask.causal else 2
+
+    def blocks(x: Tensor, before: int, behind: int) -> Tensor:
+        """(B, H, T, K) -> (B H, n_block, (before + 1 + behind) size, K): each block with its neighbours, zeros past the ends."""
+        padded = F.pad(x, (0, 0, before * size, (n_block + behind) * size - n_token))
+        spans = padded.unfold(2, (before + 1 + behind) * size, size)
+        return spans.mT.reshape(n_batch * n_head, n_block, -1, d_head)
+
+    start = size * torch.arange(n_block, device=q_BHTK.device)[:, None, None]
+    query_position = start + torch.arange(size, device=q_BHTK.device)[:, None]
+    key_position = start - size + torch.arange((1 + sides) * size, device=q_BHTK.device)
+    allowed = mask.near(query_position, key_position) & (key_position >= 0) & (key_position < n_token)
+    keys, values = blocks(k_BHSK, 1, sides - 1), blocks(v_BHSK, 1, sides - 1)
+    out = F.scaled_dot_product_attention(blocks(q_BHTK, 0, 0), keys, values, attn_mask=allowed, dropout_p=dropout)
+    return out.reshape(n_batch, n_head, -1, d_head)[:, :, :n_token]
+
+
+class KVCache:
+    """Keys and values of the tokens already read, one pair of (B, H, capacity, K) tensors a layer, and a length per row.
+
+    Each row writes at its own position, so rows of unequal length need no padding on the left.
+    """
+
+    def __init__(self, n_row: int, capacity: int):
+        self.lengths, self.capacity = [0] * n_row, capacity
+        self.layers: list[tuple[Tensor, Tensor]] = []
+
+    def write(self, layer: int, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Put T new positions behind each row's own and return the (B, H, S, K) keys and values up to the longest row's end.
+
+        The lengths move on once all layers have written (`GPT` does it). What lies behind a row's end is unspecified but finite.
+        """
+        n_row, n_head, n_new, d_head = k_BHTK.shape
+        if layer == len(self.layers):
+            empty = k_BHTK.new_zeros(n_row, n_head, self.capacity, d_head)
+            self.layers.append((empty, empty.clone()))
+        first, longest = min(self.lengths), max(self.lengths)
+        for store, new in zip(self.layers[layer], (k_BHTK, v_BHTK), strict=True):
+            if first == longest:
+                store[:, :, first : first + n_new] = new
+            else:
+                start = torch.tensor(self.lengths, device=new.device)[:, None]
+                rows = torch.arange(n_row, device=new.device)[:, None]
+                store[rows, :, start + torch.arange(n_new, device=new.device)] = new.transpose(1, 2)
+        keys, values = self.layers[layer]
+        return keys[:, :, : longest + n_new], values[:, :, : longest + n_new]
+
+    def replace(self, rows: list[int], other: "KVCache") -> None:
+        """Put the rows of `other`, in order, in the place of the rows named."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            for store, new in zip(mine, theirs, strict=True):
+                store[rows] = new
+        for row, length in zip(rows, other.lengths, strict=True):
+            self.lengths[row] = length
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
+Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+
+    Queries, keys and values are learned projections of the same tokens. The width is shared among the heads, so that all of them together
+    cost what one of full width would; each is free to look somewhere else.
+    """
+
+    def __init__(self, config: ModelConfig, attend: Attend):
+        super().__init__()
+        self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.key = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.value = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.project = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.query_norm = nn.RMSNorm(config.d_head) if config.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(config.d_head) if config.qk_norm else nn.Identity()
+        self.n_head, self.dropout, self.attend = config.n_head, config.dropout, attend
+
+    def forward(
+        self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
+    ) -> Tensor:
+        """out_BTD. `rotation` turns queries and keys by their positions; `remember` adds keys and values to a cache."""
+
+        def heads(y_BTD: Tensor) -> Tensor:
+            return y_BTD.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+        q_BHTK = self.query_norm(heads(self.query(x_BTD)))
+        k_BHTK = self.key_norm(heads(self.key(x_BTD)))
+        v_BHTK = heads(self.value(x_BTD))
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, *rotation), rotate(k_BHTK, *rotation)
+        q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)  # norms and rotations may leave float32 under autocast
+        k_BHSK, v_BHSK = remember(k_BHTK, v_BHTK) if remember else (k_BHTK, v_BHTK)
+        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, self.dropout if self.training else 0.0)
+        out_BTD = self.project(out_BHTK.transpose(1, 2).flatten(-2))
+        return F.dropout(out_BTD, self.dropout, self.training)
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What one layer's attention was given: q_BHTK, k_BHSK, v_BHSK as they met (normed and rotated), and the mask."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+
+    def scores(self) -> Tensor:
+        """Scores before the softmax, shape (B, H, T, S), -inf where forbidden."""
+        return attention_scores(self.q, self.k, self.mask)
+
+    def weights(self) -> Tensor:
+        """Weights after the softmax and before dropout, shape (B, H, T, S)."""
+        return attention_weights(self.q, self.k, self.mask)
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[list[LayerRecord]]:
+    """Keep what every attention layer of `model` is given, in the order of the calls, while the `with` block runs.
+
+        with record_attention(model) as record:
+            model(tokens)
+        record[2].weights()  # (B, H, T, S) of the third layer
+
+    Works with either attention, since weights are computed from the queries and keys. Outside the block nothing is kept or paid.
+    """
+    record: list[LayerRecord] = []
+    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
+    originals = [layer.attend for layer in layers]
+
+    def recording(attend: Attend) -> Attend:
+        def attend_and_record(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+            record.append(LayerRecord(q.detach(), k.detach(), v.detach(), mask))
+            return attend(q, k, v, mask, dropout)
+
+        return attend_and_record
+
+    try:
+        for layer in layers:
+            layer.attend = recording(layer.attend)
+        yield record
+    finally:
+        for layer, attend in zip(layers, originals, strict=True):
+            layer.attend = attend

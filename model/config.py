@@ -1,0 +1,63 @@
+"""The shape of a model. Imports no torch, so that a command line can be parsed in an instant.
+
+The vocabulary is not part of it: the tokenizer says how large that is, and `GPT` takes it beside a ModelConfig.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Architecture. The defaults are those of GPT-2 (Radford et al. 2019) at its smallest size."""
+
+    n_layer: int = 12
+    """Blocks, each an attention and an MLP."""
+    n_head: int = 12
+    """Attention heads in a block; they share d_model evenly."""
+    d_model: int = 768
+    """Width of the residual stream."""
+    context_length: int = 1024
+    """Tokens the model sees at once."""
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    """How a token's place is told: a learned table, sines and cosines, rotated queries and keys, or not at all."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Normalisation before each attention and MLP and at the end."""
+    mlp: Literal["gelu", "relu2", "swiglu"] = "gelu"
+    """Non-linearity of the MLP; swiglu has a third matrix and is narrower for it."""
+    qk_norm: bool = False
+    """Normalise each head's queries and keys (RMSNorm) before the scores."""
+    tie_embeddings: bool = True
+    """Read tokens and predict tokens with one matrix."""
+    bias: bool = True
+    """Biases in linear layers and LayerNorm."""
+    dropout: float = 0.0
+    """Share of embeddings, attention weights and residual updates dropped in training."""
+    window: int = 0
+    """Positions each query may look back on, itself included; 0: all of them."""
+
+    def __post_init__(self):
+        """Raise ValueError where the numbers do not fit together."""
+        for name in ("n_layer", "n_head", "d_model", "context_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.d_model % self.n_head:
+            raise ValueError(f"d_model {self.d_model} does not divide into n_head {self.n_head} equal heads")
+        if self.positions == "rotary" and self.d_head % 2:
+            raise ValueError(f"rotary positions turn pairs, but d_head = d_model / n_head = {self.d_head} is odd")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"sinusoidal positions come in pairs, but d_model {self.d_model} is odd")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if self.window < 0:
+            raise ValueError(f"window is {self.window}; it must be 0 (no window) or more")
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head's queries, keys and values."""
+        return self.d_model // self.n_head
+
+    @property
+    def d_ff(self) -> int:
+        """Width of the MLP: 4 d_model; for SwiGLU 8/3 d_model, as three matrices then cost what two did (Shazeer 2020, section 3)."""
+        return 8 * round(self.d_model / 3) if self.mlp == "swiglu" else 4 * self.d_model

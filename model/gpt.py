@@ -1,0 +1,116 @@
+"""The decoder-only transformer: embeddings, a stack of blocks, a prediction for the next token at every position."""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import Attend, CausalSelfAttention, KVCache, Mask, Remember, fused_attention
+from model.config import ModelConfig
+from model.positions import KINDS
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """LayerNorm (Ba et al. 2016), or RMSNorm, which neither centres nor shifts (Zhang and Sennrich 2019)."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.d_model, eps=1e-5)
+    return nn.LayerNorm(config.d_model, bias=config.bias)
+
+
+class MLP(nn.Module):
+    """What each token does by itself, in a wider space, with what attention brought.
+
+    gelu: down(gelu(up x)), GPT-2, with its tanh form. relu2: down(relu(up x)^2), So et al. 2021, "Primer". swiglu: down(silu(gate x) * up x),
+    Shazeer 2020, "GLU Variants Improve Transformer".
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.kind = config.mlp
+        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
+        if self.kind == "swiglu":
+            self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.project = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        h_BTF = self.up(x_BTD)
+        if self.kind == "gelu":
+            h_BTF = F.gelu(h_BTF, approximate="tanh")
+        elif self.kind == "relu2":
+            h_BTF = F.relu(h_BTF).square()
+        else:
+            h_BTF = F.silu(self.gate(x_BTD)) * h_BTF
+        return self.dropout(self.project(h_BTF))
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on a normed copy and added to the stream that runs past them (pre-norm, as GPT-2)."""
+
+    def __init__(self, config: ModelConfig, attend: Attend):
+        super().__init__()
+        self.attention_norm = make_norm(config)
+        self.attention = CausalSelfAttention(config, attend)
+        self.mlp_norm = make_norm(config)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
+    ) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask, rotation, remember)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """A GPT of the given shape, over `vocab_size` tokens. `attend` is how every layer computes attention: fused or explicit.
+
+    Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that write to the residual stream (two a
+    block) smaller by sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al. 2019, section 2.3).
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, attend: Attend = fused_attention):
+        super().__init__()
+        self.config, self.vocab_size = config, vocab_size
+        self.embed = nn.Embedding(vocab_size, config.d_model)
+        self.positions = KINDS[config.positions](config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.n_layer))
+        self.norm = make_norm(config)
+        self.unembed = nn.Linear(config.d_model, vocab_size, bias=False)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                residual = name.endswith("project")
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        if config.tie_embeddings:
+            self.unembed.weight = self.embed.weight
+
+    def mask(self, lengths: Tensor | None = None) -> Mask:
+        """The mask this model is trained with: causal, its window, and padding behind `lengths` (B,) tokens of each row."""
+        return Mask(causal=True, window=self.config.window, lengths=lengths)
+
+    def features(self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:
+        """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
+        mask = mask or self.mask()
+        n_token = tokens_BT.shape[1]
+        read = cache.lengths if cache else [0]
+        start = read[:1] if len(set(read)) == 1 else read  # one row of positions serves all when all stand alike
+        positions = torch.tensor(start, device=tokens_BT.device)[:, None] + torch.arange(n_token, device=tokens_BT.device)
+        x_BTD = self.dropout(self.positions.add(self.embed(tokens_BT), positions))
+        rotation = self.positions.rotation(positions)
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, mask, rotation, partial(cache.write, layer) if cache else None)
+        if cache:
+            cache.lengths = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
+        return self.norm(x_BTD)
+
+    def forward(self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:
+        """logits_BTV for the token after each position.
+
+        `mask` is the model's own unless given. With a `cache`, tokens are read behind those it holds, and it is extended; `mask.lengths`, needed where
+        rows end at different places, counts all tokens of a row, those in the cache and those that are new.
+        """
+        return self.unembed(self.features(tokens_BT, mask, cache))

@@ -1,0 +1,84 @@
+"""Where a token stands. Attention alone is blind to order: permute its inputs and its outputs are permuted alike.
+
+Four ways to tell: a learned table, sines and cosines, rotated queries and keys, or nothing (a causal mask still leaks some order).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+BASE = 10_000.0
+"""Wavelengths run from 2 pi to 2 pi times this, for sinusoids and rotations alike."""
+
+
+def _angles(positions: Tensor, width: int) -> Tensor:
+    """pos / BASE^(2 i / width) for i = 0 ... width/2 - 1: shape (..., width / 2), float32."""
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+    return positions[..., None].float() * torch.exp(-math.log(BASE) * exponents)
+
+
+def sinusoid(positions: Tensor, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(same): shape (..., d_model).
+
+    Vaswani et al. 2017, section 3.5.
+    """
+    angles = _angles(positions, d_model)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+
+
+def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn pair (x_i, x_(i + K/2)) of each head by an angle that grows with the position (Su et al. 2021, "RoFormer").
+
+    Turning query and key alike leaves in their product the difference of their positions alone. Pairs are taken half a head apart, as in Llama.
+    `cos` and `sin`: (B or 1, 1, T, K/2). Computed in float32; the result has the dtype of x.
+    """
+    left, right = x_BHTK.float().chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
+
+
+class Positions(nn.Module):
+    """No positions; the base of the three other kinds. `positions` are integers of shape (B or 1, T)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+
+    def add(self, x_BTD: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings with what the positions add to them."""
+        return x_BTD
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines for `rotate`, or None."""
+        return None
+
+
+class LearnedPositions(Positions):
+    """A vector per position, learned like any other (Gehring et al. 2017; GPT-2)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.table = nn.Embedding(config.context_length, config.d_model)
+
+    def add(self, x_BTD: Tensor, positions: Tensor) -> Tensor:
+        return x_BTD + self.table(positions)
+
+
+class SinusoidalPositions(Positions):
+    """Fixed sines and cosines, added to embeddings scaled up to their size (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+
+    def add(self, x_BTD: Tensor, positions: Tensor) -> Tensor:
+        return x_BTD * math.sqrt(self.config.d_model) + sinusoid(positions, self.config.d_model)
+
+
+class RotaryPositions(Positions):
+    """Nothing is added; every layer turns its queries and keys."""
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = _angles(positions, self.config.d_head)[:, None]
+        return angles.cos(), angles.sin()
+
+
+KINDS = {"none": Positions, "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions}

@@ -1,0 +1,103 @@
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.config import ModelConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_defaults_are_gpt2():
+    assert dataclasses.asdict(ModelConfig()) == {
+        "n_layer": 12,
+        "n_head": 12,
+        "d_model": 768,
+        "context_length": 1024,
+        "positions": "learned",
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "qk_norm": False,
+        "tie_embeddings": True,
+        "bias": True,
+        "dropout": 0.0,
+        "window": 0,
+    }
+
+
+def test_is_frozen():
+    config = ModelConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.n_layer = 1
+
+
+@pytest.mark.parametrize(
+    ("d_model", "n_head", "mlp", "d_head", "d_ff"),
+    [
+        (768, 12, "gelu", 64, 3072),
+        (6, 2, "relu2", 3, 24),
+        (12, 3, "swiglu", 4, 32),
+        (768, 12, "swiglu", 64, 2048),
+        (128, 4, "swiglu", 32, 344),  # 341.33 to the nearest multiple of 8
+    ],
+)
+def test_widths(d_model, n_head, mlp, d_head, d_ff):
+    config = ModelConfig(d_model=d_model, n_head=n_head, mlp=mlp)
+    assert (config.d_head, config.d_ff) == (d_head, d_ff)
+
+
+@pytest.mark.parametrize("d_model", [1, 2, 3, 64, 100, 129])
+def test_swiglu_is_as_large_as_gelu(d_model):
+    """Three matrices of width d_ff stand against two of 4 d_model; d_ff is a positive multiple of 8, so it is off by 4 at most (7 at d_model 1)."""
+    d_ff = ModelConfig(d_model=d_model, n_head=1, mlp="swiglu").d_ff
+    assert d_ff > 0
+    assert d_ff % 8 == 0
+    assert abs(d_ff - 8 * d_model / 3) <= (4 if d_model > 1 else 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_layer": 0}, ["n_layer", "0"]),
+        ({"n_head": 0}, ["n_head", "0"]),
+        ({"d_model": -8}, ["d_model", "-8"]),
+        ({"context_length": 0}, ["context_length", "0"]),
+        ({"d_model": 10, "n_head": 3}, ["d_model", "10", "n_head", "3"]),
+        ({"d_model": 6, "n_head": 2, "positions": "rotary"}, ["rotary", "d_head", "3"]),
+        ({"d_model": 7, "n_head": 1, "positions": "sinusoidal"}, ["sinusoidal", "d_model", "7"]),
+        ({"dropout": -0.1}, ["dropout", "-0.1"]),
+        ({"dropout": 1.0}, ["dropout", "1.0"]),
+        ({"dropout": float("nan")}, ["dropout", "nan"]),
+        ({"window": -1}, ["window", "-1"]),
+        ({"positions": "relative"}, ["positions", "relative", "rotary"]),
+        ({"norm": "batchnorm"}, ["norm", "batchnorm", "rmsnorm"]),
+        ({"mlp": "relu"}, ["mlp", "relu", "relu2"]),
+    ],
+)
+def test_refuses_and_says_what(options, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011: the words are looked for below
+        ModelConfig(**options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_layer": 1, "n_head": 1, "d_model": 1, "context_length": 1},
+        {"d_model": 7, "n_head": 1},  # an odd width hinders neither learned positions nor none
+        {"d_model": 6, "n_head": 2, "positions": "sinusoidal"},
+        {"d_model": 4, "n_head": 2, "positions": "rotary"},
+        {"dropout": 0.999},
+        {"window": 1},
+        {"window": 5000},
+    ],
+)
+def test_accepts_the_edges(options):
+    ModelConfig(**options)
+
+
+def test_imports_no_torch():
+    code = "import sys, model.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

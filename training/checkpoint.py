@@ -1,0 +1,117 @@
+"""The state of a run as one file: whole or absent, and safe to open whoever made it."""
+
+import os
+import pickle
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs import Config
+from data.tokenizer import Tokenizer, load_tokenizer
+from errors import UserError
+from model.attention import Attend, fused_attention
+from model.gpt import GPT
+
+VERSION = 1
+LATEST, BEST = "checkpoint.pt", "best.pt"
+
+
+@dataclass
+class Checkpoint:
+    """Everything that `resume` and sampling need; sampling needs no other file. Plain containers and tensors throughout."""
+
+    step: int
+    """Updates made."""
+    model: dict[str, Tensor]
+    """State of the eager, unwrapped model."""
+    config: dict[str, Any]
+    """`Config.to_dict()`, device and precision resolved."""
+    tokenizer: dict[str, Any]
+    """The tokenizer's spec, whole."""
+    dataset: str
+    """Fingerprint of the data."""
+    optimizer: list[dict[str, Any]] = field(default_factory=list)
+    """State of each optimiser."""
+    best_val_loss: float = float("inf")
+    """Lowest validation loss of the run so far."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """State of float16's gradient scaler."""
+    version: int = VERSION
+
+
+def save(checkpoint: Checkpoint, path: Path) -> None:
+    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant `path` is the old file or the new, whole.
+
+    Raises OSError where it can't be written; the old file is then untouched and the temporary one gone.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({f.name: getattr(checkpoint, f.name) for f in fields(checkpoint)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except RuntimeError as error:  # torch's zip writer reports a full disk so
+        raise OSError(f"{path} can't be written: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself reaches the disk too (there is no such call on Windows)
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU. Its code is never run: `weights_only` admits tensors and plain containers alone.
+
+    Raises UserError where the file is missing, truncated, of another program or version, or would run code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})") from None
+    version = state.get("version") if isinstance(state, dict) else None
+    if version != VERSION:
+        raise UserError(f"{path} is no checkpoint of this program (version {version!r}, this one reads {VERSION})")
+    wanted = {f.name for f in fields(Checkpoint)}
+    if state.keys() != wanted:
+        raise UserError(f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has {sorted(state.keys() - wanted)}")
+    return Checkpoint(**state)
+
+
+def find(run: str | Path) -> Path:
+    """The checkpoint file meant by a run folder (best.pt, else checkpoint.pt) or by a file's own path."""
+    run = Path(run)
+    if run.is_dir():
+        for name in (BEST, LATEST):
+            if (run / name).exists():
+                return run / name
+        raise UserError(f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written")
+    if not run.exists():
+        raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
+    return run
+
+
+def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | Path) -> None:
+    """Copy a checkpoint's weights into a model of the same shape. Raises UserError, with the first difference, where it is another."""
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        raise UserError(f"the weights in {origin} don't fit this model: {str(error).splitlines()[1].strip()[:200]}") from None
+
+
+def open_run(run: str | Path, device: str = "cpu", attend: Attend = fused_attention) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """The model (float32, in eval mode), tokenizer and checkpoint of a run folder or checkpoint file. Raises UserError."""
+    path = find(run)
+    checkpoint = load(path)
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    model = GPT(Config.from_dict(checkpoint.config).model, tokenizer.vocab_size, attend)
+    load_weights(model, checkpoint, path)
+    return model.to(device).eval(), tokenizer, checkpoint

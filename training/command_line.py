@@ -1,0 +1,56 @@
+"""train.py's command line: a preset or a run's config.json, varied field by field. Imports no torch, so that --help is instant."""
+
+import difflib
+from pathlib import Path
+
+import tyro
+
+from configs import PRESETS, Config, read_config
+from errors import UserError
+
+
+def list_presets() -> str:
+    """The presets, a line each, and how to use one."""
+    width = max(map(len, PRESETS))
+    lines = [f"  {name:{width}}  {description}" for name, (description, _) in PRESETS.items()]
+    return "\n".join(
+        ["usage: python train.py PRESET [--field value ...]", "", "presets:", *lines, ""]
+        + ["  or the config.json of a run, to repeat or vary it", "", "options of a preset: python train.py PRESET --help"]
+    )
+
+
+def parse(arguments: list[str]) -> Config | None:
+    """The configuration that the arguments describe; None where there are none and the presets are to be listed.
+
+    Raises UserError for a preset that doesn't exist; tyro itself exits with code 2 for an option or value that doesn't.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return None
+    name, *rest = arguments
+    if name in PRESETS:
+        config, out = PRESETS[name][1], f"runs/{name}"
+    elif name.endswith(".json") or Path(name).is_file():
+        config, out = read_config(name), ""
+    elif Path(name, "config.json").is_file():
+        config, out = read_config(Path(name, "config.json")), ""
+    else:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"there is no preset or config.json {name!r}: {hint}presets are {', '.join(PRESETS)}")
+    flat = (tyro.conf.OmitArgPrefixes,)
+    config = tyro.cli(Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat)
+    return config if config.run.out else Config.from_dict(config.to_dict() | {"run": config.to_dict()["run"] | {"out": out}})
+
+
+def preparing_command(folder: str) -> str:
+    """The command that prepares the data folder a preset names: data/prepared/CORPUS-TOKENIZER."""
+    corpus, _, tokenizer = Path(folder).name.rpartition("-")
+    if Path(folder).parent == Path("data/prepared") and tokenizer in ("char", "byte", "bpe", "gpt2"):
+        return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
+    return f"python -m data.prepare YOUR_TEXT.txt --out {folder}"
+
+
+def check_data(config: Config) -> None:
+    """Raise UserError, with the command that mends it, where the data isn't prepared."""
+    if not Path(config.data.data, "dataset.json").exists():
+        raise UserError(f"{config.data.data} isn't prepared. Run this first:\n  {preparing_command(config.data.data)}")

@@ -1,0 +1,62 @@
+"""What a model has learned: mean loss over a split, perplexity, bits per byte."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data.batches import Dataset, split_windows
+
+
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
+    """-log softmax(logits)[target] in nats, computed in float32."""
+    return F.cross_entropy(logits_BTV.flatten(0, -2).float(), targets_BT.flatten(), reduction=reduction)
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """Nats per token as bits per byte of text, which can be compared across tokenizers."""
+    return loss / math.log(2) / bytes_per_token
+
+
+@torch.no_grad()
+def split_loss(model: nn.Module, tokens: np.ndarray, batch_size: int, n_window: int = 0) -> float:
+    """Mean loss in nats per token over consecutive windows of the split; the model's mode is kept, its dropout is off.
+
+    With `n_window` 0 it is the whole-split loss: non-overlapping windows of context_length, every token but the first predicted exactly once. Else
+    it reads `n_window` of those windows, evenly spaced, the same ones each time. `batch_size` windows are read at once.
+    """
+    windows = split_windows(tokens, model.config.context_length)
+    if 0 < n_window < len(windows):
+        windows = [windows[i * len(windows) // n_window] for i in range(n_window)]
+    device, total, count = next(model.parameters()).device, 0.0, 0
+    was_training = model.training
+    model.eval()
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        for same_length in _by_length(batch):
+            rows = np.stack([tokens[start : end + 1] for start, end in same_length]).astype(np.int64)
+            both = torch.from_numpy(rows).to(device)
+            total += cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
+            count += both.numel() - len(both)
+    model.train(was_training)
+    return total / count
+
+
+def _by_length(windows: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The whole windows, then the short one if it is among them: tensors are rectangular."""
+    longest = max(end - start for start, end in windows)
+    groups = [[w for w in windows if w[1] - w[0] == longest], [w for w in windows if w[1] - w[0] < longest]]
+    return [group for group in groups if group]
+
+
+def evaluate(model: nn.Module, dataset: Dataset, batch_size: int, n_window: int) -> dict[str, float]:
+    """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as in `split_loss`."""
+    train_loss, val_loss = (split_loss(model, dataset.tokens[split], batch_size, n_window) for split in ("train", "val"))
+    return {
+        "train_loss": train_loss,
+        "val_loss": val_loss,
+        "val_perplexity": math.exp(min(val_loss, 700.0)),
+        "val_bits_per_byte": bits_per_byte(val_loss, dataset.bytes_per_token("val")),
+    }

@@ -1,0 +1,175 @@
+"""Around the loop: the run folder, resuming, signals, and what is printed before the first step."""
+
+import dataclasses
+import json
+import platform
+import shutil
+import signal
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import torch
+
+from configs import Config
+from data.batches import Dataset, n_windows
+from data.tokenizer import Tokenizer
+from errors import UserError
+from model.generate import generate
+from model.gpt import GPT
+from training.checkpoint import BEST, LATEST, Checkpoint, load
+from training.log import cut_log
+
+MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.txt", "attention", "wandb")
+
+FREE_ON_RESUME = {
+    "data", "micro_batch_size", "out", "eval_every", "eval_batches", "save_every", "log_every", "sample_tokens",
+    "wandb", "resume", "init_from", "stop_at", "max_minutes", "overwrite",
+}  # fmt: skip
+"""Fields that leave a step's mathematics alone; any other must be the same when a run goes on."""
+
+SAME_BUT_FOR_ROUNDING = {"device", "threads", "compile", "attention"}
+"""Fields that may change when a run goes on, at the price of the last bits."""
+
+
+def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpoint | None]:
+    """The run folder, the configuration to go on with, and the checkpoint to go on from (None: from the start).
+
+    `config` is unresolved. A folder that holds a run is touched only with `resume` or `overwrite`. Raises UserError otherwise, and
+    where the checkpoint is of other data or of another configuration.
+    """
+    folder, run = Path(config.run.out), config.run
+    holds = [name for name in MADE_BY_A_RUN if (folder / name).exists()]
+    if run.resume and (folder / LATEST).exists():
+        checkpoint = load(folder / LATEST)
+        config = merge_on_resume(config, Config.from_dict(checkpoint.config))
+        if checkpoint.dataset != dataset.fingerprint:
+            raise UserError(f"{dataset.folder} is not the data that {folder} was trained on: prepare that again, or start a new run with --out")
+        return folder, config, checkpoint
+    if holds and not run.resume and not run.overwrite:
+        raise UserError(f"{folder} holds a run already: --resume goes on with it, --overwrite replaces it, --out FOLDER starts another")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, where the run folder should be: give another with --out")
+    for name in holds:
+        (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
+    return folder, config, None
+
+
+def merge_on_resume(given: Config, saved: Config) -> Config:
+    """The saved configuration with the given fields that may change. Raises UserError naming a field that may not."""
+    merged = {}
+    for section in dataclasses.fields(Config):
+        new, old = getattr(given, section.name), getattr(saved, section.name)
+        changes = {}
+        for name in (f.name for f in dataclasses.fields(new)):
+            value, before = getattr(new, name), getattr(old, name)
+            automatic = value == "auto" or (name == "threads" and value == 0)
+            if value == before or automatic:
+                continue
+            if name not in FREE_ON_RESUME | SAME_BUT_FOR_ROUNDING:
+                raise UserError(f"{name} is {value}, but the run to resume has {before}: leave it, or start a new run with --out")
+            changes[name] = value
+        merged[section.name] = dataclasses.replace(old, **changes)
+    return Config(**merged)
+
+
+def start_folder(folder: Path, config: Config, checkpoint: Checkpoint | None) -> None:
+    """Write config.json, from which the run can be repeated, and cut the log back to the checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    repeatable = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=False, overwrite=False))
+    (folder / "config.json").write_text(json.dumps(repeatable.to_dict(), indent=2) + "\n", encoding="utf-8")
+    cut_log(folder / "log.jsonl", checkpoint.step if checkpoint else -1)
+
+
+def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer, start: int) -> str:
+    """The lines printed before the first step: device, precision, parameters, data, tokens per step spelt out, epochs."""
+    optim, run, shape = config.optim, config.run, config.model
+    micro = optim.micro_batch_size or optim.batch_size
+    train, val = len(dataset.tokens["train"]), len(dataset.tokens["val"])
+    tokens_per_step = optim.batch_size * shape.context_length
+    epochs = optim.max_steps * optim.batch_size / n_windows(train, shape.context_length)
+    parameters = sum(p.numel() for p in model.parameters())
+    name = torch.cuda.get_device_name(run.device) if run.device.startswith("cuda") else platform.processor() or platform.machine()
+    lines = [
+        f"device   {run.device} ({name}, {run.threads} threads), {run.precision}, {run.attention} attention, "
+        + ("compiled" if run.compile == "on" else "not compiled"),
+        f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, width {shape.d_model}, "
+        f"{shape.positions} positions, {shape.norm}, {shape.mlp}",
+        f"data     {dataset.folder}: {train:,} tokens to train on, {val:,} to validate; {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}",
+        f"step     micro-batch {micro} x accumulation {optim.batch_size // micro} x processes 1 x context {shape.context_length} "
+        f"= {tokens_per_step:,} tokens",
+        f"run      {optim.max_steps:,} steps of {optim.optimizer} = {optim.max_steps * tokens_per_step:,} tokens = {epochs:.2f} epochs"
+        + (f", going on from step {start:,}" if start else "")
+        + f" -> {run.out}",
+    ]
+    if shape.dropout and run.attention == "fused" and run.device == "cpu":
+        lines.append("note     with dropout, fused attention on CPU holds the n^2 weights in memory, as explicit attention does")
+    return "\n".join(lines)
+
+
+def farewell(step: int, best_val_loss: float, config: Config, signal_name: str | None) -> str:
+    """The last lines printed: where the run stands and what can be done with it."""
+    out = config.run.out
+    if step < config.optim.max_steps:
+        why = f"stopped by {signal_name}" if signal_name else "stopped as asked"
+        return f"{why} after step {step:,} of {config.optim.max_steps:,}; saved in {out}; --resume goes on"
+    return (
+        f"done: best validation loss {best_val_loss:.4f}; saved in {out} (log.jsonl, loss.png, samples.txt)\n"
+        f"next: python sample.py {out}\n      python attention_map.py {out} --out {out}/attention.html"
+    )
+
+
+def not_finite(step: int, config: Config) -> str:
+    """What to say when a run has lost its way."""
+    return (
+        f"loss or gradient is not finite at step {step:,} and several before it (batch seed {config.run.seed}); best.pt is as it was. "
+        f"Lower --lr (now {config.optim.lr:g}), raise --warmup-steps (now {config.optim.warmup_steps}), or use --precision float32 (now {config.run.precision})"
+    )
+
+
+def check_sizes(config: Config, dataset: Dataset) -> None:
+    """Raise UserError where batches can't be cut as asked, or a split is shorter than one window."""
+    optim, context = config.optim, config.model.context_length
+    if optim.batch_size % (optim.micro_batch_size or 1):
+        raise UserError(f"batch_size {optim.batch_size} does not divide into micro-batches of {optim.micro_batch_size}")
+    for split, least in (("train", context + 1), ("val", 2)):
+        if (found := len(dataset.tokens[split])) < least:
+            raise UserError(
+                f"the {split} split has {found:,} tokens, but a window needs {least:,}: use a longer text or a --context-length below {found:,}"
+            )
+
+
+def draw_sample(model: GPT, tokenizer: Tokenizer, n_token: int, seed: int) -> str:
+    """A text of `n_token` tokens from the model as it stands, always with the same random numbers."""
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    ids = [row[0] for row in generate(model, [first_tokens(tokenizer)], n_token, generators=[generator])]
+    return tokenizer.decode(ids)
+
+
+def first_tokens(tokenizer: Tokenizer) -> list[int]:
+    """What an empty prompt starts from: the separator, else a newline, else the first symbol."""
+    if tokenizer.separator is not None:
+        return [tokenizer.separator]
+    try:
+        return [int(token) for token in tokenizer.encode("\n")]
+    except UserError:  # a character vocabulary without a newline
+        return [0]
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """A seed for the dropout of one micro-batch: a function of the run's seed, the step and its index in the global batch."""
+    return int(np.random.SeedSequence([seed, step, micro_batch]).generate_state(1, np.uint64)[0])
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM ends the run after the step in hand, with a checkpoint; a second one ends it at once."""
+
+    def __init__(self):
+        self.received: str | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)

@@ -1,0 +1,106 @@
+"""Device, precision, threads and compiling: chosen here and nowhere else."""
+
+import contextlib
+import dataclasses
+import shutil
+import warnings
+
+import torch
+from torch import nn
+
+from configs import Config, RunConfig
+from errors import UserError
+from model.attention import Attend, explicit_attention, fused_attention
+
+ATTENTION: dict[str, Attend] = {"fused": fused_attention, "explicit": explicit_attention}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPILE_PAYS_AFTER = 1000
+"""Steps from which compiling, a minute at most, is paid back on a GPU."""
+
+
+def best_device() -> str:
+    """cuda where there is one, else mps, else cpu."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def best_precision(device: str) -> str:
+    """bfloat16 where the hardware multiplies it natively, float16 on older CUDA devices, float32 otherwise."""
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+    if device == "cpu":
+        native = torch.cpu.get_capabilities()
+        if any(native.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+            return "bfloat16"
+    return "float32"
+
+
+def resolve_device(device: str) -> str:
+    """`auto` as a concrete device. Raises UserError where the device named isn't there."""
+    if device == "auto":
+        return best_device()
+    if device.startswith("cuda"):
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or int(device.partition(":")[2] or 0) >= count:
+            raise UserError(f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: use --device auto or cpu")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device is mps, but this torch finds none: use --device auto or cpu")
+    return device
+
+
+def resolve(config: Config) -> Config:
+    """`auto` and 0 in the run section become what this machine offers; what is set already is kept. Raises UserError where it can't be had."""
+    run = config.run
+    device = resolve_device(run.device)
+    precision = best_precision(device) if run.precision == "auto" else run.precision
+    if precision == "float16" and not device.startswith("cuda"):
+        raise UserError(f"precision is float16, which is for CUDA; on {device} use bfloat16 or float32 (--precision auto)")
+    pays = device.startswith("cuda") and config.optim.max_steps >= COMPILE_PAYS_AFTER
+    compiled = ("on" if pays else "off") if run.compile == "auto" else run.compile
+    threads = run.threads or torch.get_num_threads()
+    return dataclasses.replace(
+        config, run=dataclasses.replace(run, device=device, precision=precision, compile=compiled, threads=threads)
+    )
+
+
+def set_up(run: RunConfig) -> None:
+    """Make this process compute as `run` (resolved) says: threads, seed of the initial weights, and on CPU results that repeat bit for bit."""
+    torch.set_num_threads(run.threads)
+    torch.manual_seed(run.seed)
+    if run.device == "cpu":
+        torch.use_deterministic_algorithms(True)  # compiled runs don't repeat without it
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
+    else:
+        torch.set_float32_matmul_precision("high")  # TF32 for the float32 products that autocast leaves
+
+
+def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
+    """The context in which the model runs at `precision`."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.partition(":")[0], dtype=DTYPES[precision])
+
+
+def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
+    """The compiled model, or, in one line of warning, the eager one where compiling fails.
+
+    A compiler's troubles show only when it is put to work, so one forward and backward pass is made on `example`, tokens of the run's own
+    shape; its gradients are dropped.
+    """
+    if run.compile == "off":
+        return model
+    if run.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
+        warnings.warn("compile is on, but no C++ compiler is on the PATH: going on without (install g++ to use it)", stacklevel=2)
+        return model
+    try:
+        compiled = torch.compile(model)
+        with autocast(run.device, run.precision):
+            compiled(example).float().mean().backward()
+        return compiled
+    except Exception as error:  # whatever the compiler raises; the eager model raises its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
+        warnings.warn(f"compile is on, but compiling failed: going on without ({type(error).__name__}: {reason})", stacklevel=2)
+        return model
+    finally:
+        model.zero_grad(set_to_none=True)

@@ -1,0 +1,116 @@
+"""Snapshots of attention taken while a model learns: one fixed text, eight bits a weight, a bounded folder."""
+
+import io
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model.gpt import GPT
+from viz.maps import read_text
+from viz.roles import ROLES, THRESHOLD, excess, induction_scores, measure_roles
+
+MAX_TOKENS = 128
+MAX_SNAPSHOT = 1 << 20
+"""Weights in one snapshot; a model with many heads is probed on fewer tokens."""
+MAX_FOLDER = 16 << 20
+"""Bytes of all snapshots together; beyond, those that stand closest in time are dropped."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The snapshots of a run, S of them in order of step, over T tokens, L layers of H heads."""
+
+    steps: list[int]
+    tokens: list[int]
+    maps: list[np.ndarray]
+    """S arrays (L, H, T (T + 1) / 2) of uint8: weights times 255, the lower triangle row by row."""
+    scores: np.ndarray
+    """(S, L, H, roles) as `viz.roles.HeadRoles`; likewise uniform (roles,) and entropy (S, L, H)."""
+    uniform: np.ndarray
+    entropy: np.ndarray
+
+    def forming(self) -> dict[str, tuple[int, int, int] | None]:
+        """For each role, the first (step, layer, head) that reaches it; None where no head has."""
+        share, found = excess(self.scores, self.uniform), {}
+        for index, role in enumerate(ROLES):
+            reached = np.argwhere(share[..., index].max((1, 2)) >= THRESHOLD)
+            snapshot = int(reached[0, 0]) if len(reached) else None
+            head = None if snapshot is None else np.unravel_index(share[snapshot, ..., index].argmax(), share.shape[1:3])
+            found[role] = None if snapshot is None else (self.steps[snapshot], int(head[0]), int(head[1]))
+        return found
+
+
+def _snapshots(folder: Path) -> dict[int, Path]:
+    return {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.npz"))}
+
+
+def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> None:
+    """Write the attention of `model` (eager, in eval mode) over the start of `tokens`, and its heads' role scores, to step-N.npz.
+
+    Two short forwards; no random state is touched. At most MAX_TOKENS tokens are read, `folder` never grows past MAX_FOLDER bytes,
+    and a file is there whole or not at all.
+    """
+    n_heads = model.config.n_layer * model.config.n_head
+    n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
+    maps = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b"")
+    lower = np.tril_indices(len(maps.tokens))
+    weights = np.stack([maps.weights(layer)[:, *lower] for layer in maps.layers])
+    roles = measure_roles(maps, induction_scores(model))
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        tokens=np.array(maps.tokens, np.int64),
+        weights=np.round(weights * 255).astype(np.uint8),
+        scores=roles.scores.astype(np.float32),
+        uniform=roles.uniform.astype(np.float32),
+        entropy=roles.entropy.astype(np.float32),
+    )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "snapshot.tmp"
+    temporary.write_bytes(buffer.getbuffer())
+    os.replace(temporary, folder / f"step-{step:09d}.npz")
+    _thin(folder)
+
+
+def _thin(folder: Path) -> None:
+    """Drop snapshots until the folder keeps its bound: each time the one whose neighbours are closest, never first or last."""
+    paths = _snapshots(folder)
+    sizes = {step: path.stat().st_size for step, path in paths.items()}
+    steps = sorted(paths)
+    while sum(sizes[step] for step in steps) > MAX_FOLDER and len(steps) > 2:
+        closest = min(range(1, len(steps) - 1), key=lambda i: steps[i + 1] - steps[i - 1])
+        paths[steps.pop(closest)].unlink()
+
+
+def cut_probe(folder: Path, step: int) -> None:
+    """Remove the snapshots of later steps than `step`, from which a run goes on."""
+    for found, path in _snapshots(Path(folder)).items():
+        if found > step:
+            path.unlink()
+
+
+def load_probe(folder: Path) -> Probe | None:
+    """The snapshots in `folder`, those over the latest one's tokens; None where there are none. A damaged file is left out."""
+    loaded: dict[int, dict[str, np.ndarray]] = {}
+    for step, path in sorted(_snapshots(Path(folder)).items()):
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                loaded[step] = {name: file[name] for name in ("tokens", "weights", "scores", "uniform", "entropy")}
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            continue
+    if not loaded:
+        return None
+    last = loaded[max(loaded)]
+
+    def key(snapshot: dict[str, np.ndarray]) -> tuple:
+        return snapshot["weights"].shape, snapshot["tokens"].tolist()
+
+    alike = [step for step, snapshot in loaded.items() if key(snapshot) == key(last)]
+    stacked = {name: np.stack([loaded[step][name] for step in alike]) for name in ("scores", "entropy")}
+    maps = [loaded[step]["weights"] for step in alike]
+    return Probe(alike, last["tokens"].tolist(), maps, stacked["scores"], last["uniform"], stacked["entropy"])

@@ -1,0 +1,181 @@
+"""What a head does, measured: how much of its weight falls where a named role would put it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unicodedata import category
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.attention import Mask, record_attention
+from model.gpt import GPT
+from viz.maps import AttentionMaps
+
+LOCAL = 8
+"""Tokens of the local window, the query's own included."""
+THRESHOLD = 0.3
+"""Share of the way from uniform attention to a perfect head from which a head is called by a role; a convention of ours."""
+ROLES = {
+    "previous": "the token just before (Voita et al. 2019, a positional head)",
+    "first": "the first token, where a head rests that finds nothing to do: a sink (Xiao et al. 2023)",
+    "self": "the token itself",
+    "same": "earlier occurrences of the same token (Wang et al. 2022, a duplicate-token head)",
+    "induction": "what followed the same token earlier, on random tokens said twice (Olsson et al. 2022)",
+    "punctuation": "punctuation marks and newlines (Clark et al. 2019)",
+    "local": f"the last {LOCAL} tokens, itself included",
+}
+"""Role -> where such a head looks. In full: Voita et al., "Analyzing Multi-Head Self-Attention"; Xiao et al., "Efficient Streaming
+Language Models with Attention Sinks"; Wang et al., "Interpretability in the Wild"; Olsson et al., "In-context Learning and Induction
+Heads"; Clark et al., "What Does BERT Look At?"."""
+
+
+@dataclass(frozen=True)
+class HeadRoles:
+    """Measurements of L layers of H heads."""
+
+    scores: np.ndarray
+    """(L, H, roles) mean weight on each role's targets, in the order of ROLES; NaN where the text has none."""
+    uniform: np.ndarray
+    """(roles,) what a head that looks at all it may look at equally would score."""
+    entropy: np.ndarray
+    """(L, H) mean entropy of a row, in bits."""
+    profile: np.ndarray
+    """(L, H, T) mean weight at each distance, over the queries that can look so far back."""
+
+    def names(self) -> np.ndarray:
+        """(L, H) the role each head is called by, "mixed" where none fits."""
+        return name_roles(self.scores, self.uniform)
+
+
+def role_targets(tokens: Sequence[int], pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
+    """For each role, boolean (T, T): whether a head of that role would look from query t at key s. Sources are at ROLES.
+
+    induction at s: the token before s is the same as t's, and s lies before t; Olsson et al.'s prefix matching.
+    """
+    ids, n_token = np.asarray(tokens), len(tokens)
+    distance = np.arange(n_token)[:, None] - np.arange(n_token)
+    same = ids[:, None] == ids
+    follows = np.zeros_like(same)
+    follows[:, 1:] = same[:, :-1]
+    return {
+        "previous": distance == 1,
+        "first": np.broadcast_to(np.arange(n_token) == 0, same.shape),
+        "self": distance == 0,
+        "same": same & (distance > 0),
+        "induction": follows & (distance > 0),
+        "punctuation": np.broadcast_to([_is_mark(piece) for piece in pieces], same.shape),
+        "local": (distance >= 0) & (distance < LOCAL),
+    }
+
+
+def _is_mark(piece: bytes) -> bool:
+    """Whether a token is nothing but punctuation, symbols and newlines (spaces aside)."""
+    text = piece.decode("utf-8", "replace").replace(" ", "")
+    return bool(text) and all((category(c)[0] in "PS" and c != "\ufffd") or c == "\n" for c in text)
+
+
+def target_weight(weights_HTS: np.ndarray, target_TS: np.ndarray, allowed_TS: np.ndarray) -> tuple[np.ndarray, float]:
+    """Mean over queries of the weight on their targets, (H,), and what uniform attention would score.
+
+    Queries count that have a target and may also look elsewhere: the others say nothing about the head. NaN where there are none.
+    """
+    target = target_TS & allowed_TS
+    n_target, n_allowed = target.sum(-1), allowed_TS.sum(-1)
+    rows = (n_target > 0) & (n_target < n_allowed)
+    if not rows.any():
+        return np.full(len(weights_HTS), np.nan), float("nan")
+    return (weights_HTS * target).sum(-1)[:, rows].mean(-1), float((n_target / np.maximum(n_allowed, 1))[rows].mean())
+
+
+def mean_entropy(weights_HTS: np.ndarray) -> np.ndarray:
+    """(H,) mean over queries of -sum w log2 w, in bits: 0 looks at one token, b bits as if evenly at 2^b."""
+    return -(weights_HTS * np.log2(np.where(weights_HTS > 0, weights_HTS, 1))).sum(-1).mean(-1)
+
+
+def distance_profile(weights_HTS: np.ndarray) -> np.ndarray:
+    """(H, T) mean weight on the token d back, over the queries that have one, for d = 0 ... T - 1."""
+    return np.stack([np.diagonal(weights_HTS, -d, 1, 2).mean(-1) for d in range(weights_HTS.shape[-1])], axis=-1)
+
+
+def induction_scores(model: GPT, n_row: int = 4) -> tuple[np.ndarray, float]:
+    """(L, H) induction scores on `n_row` rows of random tokens said twice, and the uniform baseline.
+
+    A row is R R, R of up to 32 tokens, all different where the vocabulary allows: the second time, what comes next can be known only
+    by looking back (Olsson et al. 2022, "prefix matching score"). Draws from a generator of its own: no random state is touched.
+    """
+    random, half = np.random.default_rng(0), max(1, min(32, model.config.context_length // 2))
+    once = [random.choice(model.vocab_size, half, replace=model.vocab_size < half) for _ in range(n_row)]
+    rows = [np.tile(row, 2) for row in once]
+    with torch.no_grad(), record_attention(model) as record:
+        model(torch.from_numpy(np.stack(rows)).to(model.embed.weight.device))
+    allowed = record[0].mask.allowed(2 * half, 2 * half)[0, 0].numpy()
+    weights = [layer.weights().cpu().numpy() for layer in record]
+    second = np.arange(2 * half)[:, None] >= half
+    measured = []
+    for i, row in enumerate(rows):
+        target = role_targets(row, [b""] * len(row))["induction"] & second
+        measured.append([target_weight(layer[i], target, allowed) for layer in weights])
+    scores = np.mean([[score for score, _ in row] for row in measured], axis=0)
+    return scores, float(np.mean([row[0][1] for row in measured]))
+
+
+def measure_roles(maps: AttentionMaps, induction: tuple[np.ndarray, float] | None = None) -> HeadRoles:
+    """Roles of the heads in `maps`, on its text; `induction` is what `induction_scores` found for the model (NaN without it)."""
+    targets, allowed = role_targets(maps.tokens, maps.pieces), maps.allowed()
+    scores = np.full((len(maps.layers), len(maps.heads), len(ROLES)), np.nan)
+    uniform, entropy, profile = np.full(len(ROLES), np.nan), [], []
+    for i, layer in enumerate(maps.layers):
+        weights = maps.weights(layer)
+        for j, role in enumerate(ROLES):
+            if role != "induction":
+                scores[i, :, j], uniform[j] = target_weight(weights, targets[role], allowed)
+            elif induction is not None:
+                scores[i, :, j], uniform[j] = induction[0][layer, maps.heads], induction[1]
+        entropy.append(mean_entropy(weights))
+        profile.append(distance_profile(weights))
+    return HeadRoles(scores, uniform, np.stack(entropy), np.stack(profile))
+
+
+def excess(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """How far scores (..., roles) lie from uniform attention (0) towards a perfect head (1); NaN counts as 0."""
+    return np.nan_to_num((scores - uniform) / (1 - uniform))
+
+
+def name_roles(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """The role of each head (...,): the one it is farthest in, from THRESHOLD up; "local" if no narrower one fits; else "mixed"."""
+    roles, share = list(ROLES), excess(scores, uniform)
+    narrow = share[..., :-1].argmax(-1)
+    names = np.where(share[..., -1] >= THRESHOLD, "local", "mixed")
+    return np.where(share[..., :-1].max(-1) >= THRESHOLD, np.array(roles)[narrow], names)
+
+
+@contextmanager
+def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Within the block each (layer, head) puts out zeros; the other heads go on (Michel et al. 2019, "Are Sixteen Heads Really Better
+    than One?", section 2). Raises ValueError for a head that isn't there."""
+    wanted: dict[int, list[int]] = {}
+    for layer, head in heads:
+        if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
+            last = f"{model.config.n_layer - 1}.{model.config.n_head - 1}"
+            raise ValueError(f"there is no head {layer}.{head}; layers and heads are counted from 0, the last is {last}")
+        wanted.setdefault(layer, []).append(head)
+    attentions = {layer: model.blocks[layer].attention for layer in wanted}
+    originals = {layer: attention.attend for layer, attention in attentions.items()}
+
+    def without(layer: int):
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+            out_BHTK = originals[layer](q, k, v, mask, dropout).clone()
+            out_BHTK[:, wanted[layer]] = 0
+            return out_BHTK
+
+        return attend
+
+    try:
+        for layer, attention in attentions.items():
+            attention.attend = without(layer)
+        yield
+    finally:
+        for layer, attention in attentions.items():
+            attention.attend = originals[layer]
