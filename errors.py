@@ -13,11 +13,15 @@ class UserError(Exception):
 
 
 class MachineError(Exception):
-    """The run or the machine failed in a way that is understood (a full disk, a loss that is no number): one line, exit code 1."""
+    """The run or the machine failed in a way that is understood (a full disk, a loss that is no number):
+
+    one line, exit code 1.
+    """
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit with its code: 2 for a `UserError`, 1 for a `MachineError`, 130 for Ctrl-C, else what `main` returns.
+    """Run a command's `main` and exit with its code: 2 for a `UserError`, 1 for a `MachineError`, 130 for Ctrl-C, else what
+    `main` returns.
 
     A closed pipe (`... | head`) ends quietly, as a Unix filter does. Any other exception is a fault of the program or of the
     machine: its traceback is printed and Python exits with code 1.

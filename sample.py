@@ -1,7 +1,7 @@
 """Continue a prompt with a trained model.
 
-    python sample.py runs/shakespeare-char --prompt "To be, or not"
-    python sample.py runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
+python sample.py runs/shakespeare-char --prompt "To be, or not"
+python sample.py runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
 """
 
 import dataclasses
@@ -71,7 +71,9 @@ class Options:
         except OSError as error:
             raise UserError(f"the prompt file {name} can't be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise UserError(f"the prompt file {name} isn't UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}") from None
+            raise UserError(
+                f"the prompt file {name} isn't UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
+            ) from None
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         if self.prompt_file:
             return [text]
@@ -123,7 +125,10 @@ def main() -> int:
     ids = [[int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer) for prompt in prompts]
     limit = model.config.context_length
     if (longest := max(map(len, ids))) > limit:
-        print(f"note: a prompt has {longest} tokens, the context holds {limit}: its last {max(1, limit // 2)} are read", file=sys.stderr)
+        print(
+            f"note: a prompt has {longest} tokens, the context holds {limit}: its last {max(1, limit // 2)} are read",
+            file=sys.stderr,
+        )
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(options.seed + index) for index in range(len(rows))]

@@ -4,7 +4,8 @@
     python train.py shakespeare-char --out runs/one                train one
     python train.py runs/one/config.json --n-layer 6 --out runs/two
 
-Step s is a pure function of the state and of s: its batch and its dropout are drawn from (seed, s), so there is nothing else to remember.
+Step s is a function of the state and of s: its batch and its dropout are drawn from (seed, s), so there is nothing else to
+remember.
 """
 
 import sys
@@ -13,7 +14,7 @@ from errors import MachineError, run_command
 from training.command_line import check_data, list_presets, parse
 
 BAD_STEPS_ALLOWED = {"float32": 5, "bfloat16": 5, "float16": 25}
-"""Updates in a row that may be skipped because loss or gradient is not finite; float16's scaler needs a few to find its scale."""
+"""Updates in a row that may be skipped because the gradient is not finite; float16's scaler needs a few to find its scale."""
 
 
 def main() -> int:
@@ -27,6 +28,7 @@ def main() -> int:
 
 def train(config) -> int:
     """Run `config` to its end, or on from where its folder stands. Returns the exit code: 0, or 75 where a signal stopped it."""
+    import dataclasses
     import math
     import time
 
@@ -36,109 +38,138 @@ def train(config) -> int:
     from data.tokenizer import load_tokenizer
     from model.gpt import GPT
     from training import checkpoint as checkpoints
+    from training import distributed, runtime
     from training import run as runs
-    from training import runtime
     from training.evaluate import cross_entropy, evaluate
     from training.log import RunLog, plot_losses
     from training.optimizer import learning_rate, make_optimizers, set_learning_rate
+    from viz.probe import cut_probe, save_probe
 
+    # What is to be done, and by whom.
     dataset = Dataset(config.data.data)
     folder, config, resumed = runs.open_folder(config, dataset)
     config = runtime.resolve(config)
     runs.check_sizes(config, dataset)
     optim, run, context_length = config.optim, config.run, config.model.context_length
-    micro_batch_size = optim.micro_batch_size or optim.batch_size
+    processes = distributed.start(config)
+    device, rows_here = processes.device(run.device), optim.batch_size // processes.count
+    micro_batch_size = optim.micro_batch_size or rows_here
+    n_micro = rows_here // micro_batch_size
 
+    # The state: weights, the optimisers' moments, and a few numbers.
     runtime.set_up(run)
     tokenizer = load_tokenizer(dataset.tokenizer_spec)
-    model = GPT(config.model, tokenizer.vocab_size, runtime.ATTENTION[run.attention]).to(run.device)
+    model = GPT(config.model, tokenizer.vocab_size, runtime.ATTENTION[run.attention])
+    state = runs.starting_state(config, dataset, resumed, model)
+    processes.shard(model.to(device))
+    if run.recompute:
+        runtime.recompute_blocks(model)
     optimizers = make_optimizers(model, optim)
     scaler = torch.amp.GradScaler(enabled=run.precision == "float16")
-    start, best_val_loss = 0, math.inf
     if resumed:
-        checkpoints.load_weights(model, resumed, folder)
-        for optimizer, state in zip(optimizers, resumed.optimizer, strict=True):
-            optimizer.load_state_dict(state)
-        scaler.load_state_dict(resumed.scaler)
-        start, best_val_loss = resumed.step, resumed.best_val_loss
-    elif run.init_from:
-        source = checkpoints.find(run.init_from)
-        checkpoints.load_weights(model, checkpoints.load(source), source)
+        for optimizer, moments in zip(optimizers, state.optimizer, strict=True):
+            optimizer.load_state_dict(distributed.scatter_optimizer(optimizer, moments))
+        scaler.load_state_dict(state.scaler)
+    state = dataclasses.replace(state, optimizer=[])  # it lives in the optimisers now
+    start, best_val_loss, since_best = state.step, state.best_val_loss, state.counters.get("since_best", 0)
 
-    runs.start_folder(folder, config, resumed)
-    print(runs.introduce(config, model, dataset, tokenizer, start))
-
-    def micro_batch(step: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, (micro_batch_size, context_length): some rows of the global batch of `step`."""
-        rows = range(first, first + micro_batch_size)
+    def micro_batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global batch of `step`."""
+        rows = range(index * micro_batch_size, (index + 1) * micro_batch_size)
         tokens, targets = training_batch(dataset.tokens["train"], context_length, optim.batch_size, run.seed, step, rows)
-        return tokens.to(run.device, non_blocking=True), targets.to(run.device, non_blocking=True)
+        return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    def save(step: int, name: str) -> None:
-        state = checkpoints.Checkpoint(
-            step=step, model=model.state_dict(), optimizer=[o.state_dict() for o in optimizers], scaler=scaler.state_dict(),
-            config=config.to_dict(), tokenizer=tokenizer.spec(), dataset=dataset.fingerprint, best_val_loss=best_val_loss,
-        )  # fmt: skip
-        checkpoints.save(state, folder / name)
+    def save(step: int, names: list[str]) -> None:
+        """Copy the state after `step` updates and have it written under each name; all processes take part."""
+        tensors = runs.snapshot(model, optimizers, scaler, processes.is_main)
+        counters = {"since_best": since_best}
+        if processes.is_main:
+            copied = dataclasses.replace(state, **tensors, step=step, best_val_loss=best_val_loss, counters=counters)
+            saver.save(copied, *(folder / name for name in names))
 
-    step_model = runtime.compile_or_not(model, run, micro_batch(0, 0)[0])
-    log, stop, began, bad_steps = RunLog(folder, config, start), runs.StopSignal(), time.perf_counter(), 0
-    last_step = min(run.stop_at or optim.max_steps, optim.max_steps)
-    for step in range(start, last_step + 1):
-        # First what the state after `step` updates is worth; a resumed run has that behind it.
-        time_is_up = run.max_minutes and time.perf_counter() - began > 60 * run.max_minutes
-        is_end = step >= last_step or stop.received or time_is_up
-        if step > start or not resumed:
-            with log.paused():
-                if step == optim.max_steps or (run.eval_every and step % run.eval_every == 0):
-                    with runtime.autocast(run.device, run.precision):
-                        losses = evaluate(model, dataset, micro_batch_size, run.eval_batches * optim.batch_size)
-                        sample = runs.draw_sample(model, tokenizer, run.sample_tokens, run.seed)
-                    is_best = losses["val_loss"] < best_val_loss
-                    log.evaluation(step, losses, sample, is_best)
-                    if is_best:
-                        best_val_loss = losses["val_loss"]
-                        save(step, checkpoints.BEST)
-                if is_end or (run.save_every and step % run.save_every == 0):
-                    save(step, checkpoints.LATEST)
+    if processes.is_main:
+        runs.start_folder(folder, config, resumed)
+        cut_probe(folder / "attention", start if resumed else -1)
+        print(runs.introduce(config, model, dataset, tokenizer, start, processes))
+    processes.barrier()
+    step_model = processes.wrap(runtime.compile_or_not(model, run, micro_batch(0, 0)[0]), device)
+    peak = processes.count * runtime.matrix_rate(device, run.precision)
+    log = RunLog(folder, config, start, runtime.flops_per_token(model), peak, processes.is_main)
+    saver, stop, began, bad_steps = checkpoints.Saver(), runs.StopSignal(), time.perf_counter(), 0
+    signalled = late = False
+    recorded = start if resumed else -1
+
+    for step in range(start, optim.max_steps + 1):
+        # First, what `step` updates have made; a resumed run has recorded that already.
+        is_last, names = step == optim.max_steps, []
+        if step > recorded and (is_last or (run.eval_every and step % run.eval_every == 0)):
+            with log.phase("evaluate"):
+                with runtime.autocast(run.device, run.precision):
+                    losses = evaluate(model, dataset, micro_batch_size, run.eval_batches * optim.batch_size, processes)
+                    sample = runs.draw_sample(model, tokenizer, run.sample_tokens, run.seed)
+                if run.probe_tokens and processes.is_main and not processes.is_sharded:
+                    save_probe(folder / "attention", step, model, dataset.tokens["val"][: run.probe_tokens].tolist())
+            is_best = losses["val_loss"] < best_val_loss
+            best_val_loss, since_best = min(losses["val_loss"], best_val_loss), 0 if is_best else since_best + 1
+            names = [checkpoints.BEST] * is_best
+            log.evaluation(step, losses, sample, is_best)
+        worn_out = 0 < run.patience <= since_best
+        is_end = is_last or 0 < run.stop_at <= step or signalled or late or worn_out
+        if step > recorded and (is_end or step == 0 or (run.save_every and step % run.save_every == 0)):
+            names.append(checkpoints.LATEST)
+        if names:
+            with log.phase("save"):
+                save(step, names)
+                if step == 0:
+                    saver.wait()  # from here on there is a whole checkpoint at any instant
         if is_end:
             break
 
-        # Then one update: the mean loss over the global batch, in micro-batches.
+        # Then one update: the mean loss over the global batch, a micro-batch at a time.
         model.train()
-        loss = 0.0
-        for index, first in enumerate(range(0, optim.batch_size, micro_batch_size)):
-            tokens, targets = micro_batch(step, first)
+        loss = torch.zeros((), device=device)
+        for index in range(processes.rank * n_micro, (processes.rank + 1) * n_micro):
+            with log.phase("data"):
+                tokens, targets = micro_batch(step, index)
             if config.model.dropout:
                 torch.manual_seed(runs.dropout_seed(run.seed, step, index))
-            with runtime.autocast(run.device, run.precision):
-                micro_loss = cross_entropy(step_model(tokens), targets) * (micro_batch_size / optim.batch_size)
-            scaler.scale(micro_loss).backward()
+            with processes.accumulating(step_model, is_last=(index + 1) % n_micro == 0):
+                with log.phase("forward"), runtime.autocast(run.device, run.precision):
+                    micro_loss = cross_entropy(step_model(tokens), targets) / n_micro
+                with log.phase("backward"):
+                    scaler.scale(micro_loss).backward()
             loss += micro_loss.detach()
-        for optimizer in optimizers:
-            scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip or math.inf)
-        lr = learning_rate(step, optim)
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            set_learning_rate(optimizers, lr)
+        with log.phase("optimizer"):
             for optimizer in optimizers:
-                scaler.step(optimizer)
-            bad_steps = 0
-        else:
-            bad_steps += 1
-            log.say(f"step {step + 1}: loss {float(loss)}, gradient norm {float(grad_norm)}: update skipped")
-            if bad_steps >= BAD_STEPS_ALLOWED[run.precision]:
-                raise MachineError(runs.not_finite(step + 1, config))
-        scaler.update()
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+                scaler.unscale_(optimizer)
+            grad_norm = float(runtime.clip_gradients(model, optim.grad_clip))
+            if math.isfinite(grad_norm):
+                set_learning_rate(optimizers, lr := learning_rate(step, optim))
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        overtime = run.max_minutes > 0 and time.perf_counter() - began > 60 * run.max_minutes
+        total_loss, signals, overtimes = processes.sum(loss, bool(stop.received), overtime, device=device)
+        signalled, late = signals > 0, overtimes > 0
+        bad_steps = 0 if math.isfinite(grad_norm) else bad_steps + 1
+        if bad_steps:
+            log.say(f"step {step + 1:,}: loss {total_loss / processes.count}, gradient norm {grad_norm}: update skipped")
+        if bad_steps == BAD_STEPS_ALLOWED[run.precision]:
+            raise MachineError(runs.not_finite(step + 1, config))
         if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:
-            log.train(step + 1, float(loss), lr, float(grad_norm))
+            log.train(step + 1, total_loss / processes.count, lr, grad_norm)
+        saver.check()
 
+    saver.wait()
     log.close()
-    plot_losses(folder)
-    print(runs.farewell(step, best_val_loss, config, stop.received))
-    return 75 if stop.received else 0
+    if processes.is_main:
+        plot_losses(folder)
+        reasons = {"no improvement": worn_out, "time is up": late, stop.received or "signal": signalled}
+        print(runs.farewell(step, best_val_loss, config, next((why for why, holds in reasons.items() if holds), "as asked")))
+    distributed.stop()
+    return 75 if signalled else 0
 
 
 if __name__ == "__main__":

@@ -82,6 +82,12 @@ class RunConfig:
     """torch.compile. auto: on CUDA, in runs long enough to pay for it."""
     attention: Literal["fused", "explicit"] = "fused"
     """PyTorch's fused kernel, or the equation line by line: the same values, more memory."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """Of several processes: each holds the whole model (DDP), or its share of it (FSDP2)."""
+    recompute: bool = False
+    """Activation checkpointing: keep a block's input alone and compute the rest again in the backward pass."""
+    deterministic: bool = False
+    """On CUDA, take kernels that repeat bit for bit, though slower; on CPU that is so always."""
     threads: int = 0
     """CPU threads; 0: as many as torch takes."""
     eval_every: int = 250
@@ -94,6 +100,8 @@ class RunConfig:
     """Steps between lines of the log."""
     sample_tokens: int = 200
     """Tokens of the sample drawn at each evaluation; 0: none."""
+    probe_tokens: int = 64
+    """Tokens of validation text whose attention is kept at each evaluation, for the page's slider; 0: none."""
     wandb: bool = False
     """Report to Weights & Biases too; offline where there is no account."""
     resume: bool = False
@@ -102,17 +110,31 @@ class RunConfig:
     """Run or checkpoint whose weights to start from, with a fresh optimiser."""
     stop_at: int = 0
     """End cleanly after this step, leaving the schedule alone; 0: at max_steps."""
+    patience: int = 0
+    """End when this many evaluations in a row have not improved on the best; 0: never."""
     max_minutes: float = 0.0
     """End cleanly after this many minutes; 0: no limit."""
     overwrite: bool = False
     """Replace the run folder if it holds a run."""
 
     def __post_init__(self):
-        for name in ("threads", "eval_every", "eval_batches", "save_every", "sample_tokens", "stop_at", "max_minutes"):
+        for name in (
+            "threads",
+            "eval_every",
+            "eval_batches",
+            "save_every",
+            "sample_tokens",
+            "probe_tokens",
+            "stop_at",
+            "patience",
+            "max_minutes",
+        ):
             _require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
         _require(self.log_every >= 1, f"log_every is {self.log_every}; it must be at least 1")
         _require(0 <= self.seed < 2**63, f"seed is {self.seed}; it must be at least 0 and below 2^63")
-        _require(not (self.resume and self.overwrite), "resume goes on with the run folder, overwrite replaces it: give one of them")
+        _require(
+            not (self.resume and self.overwrite), "resume goes on with the run folder, overwrite replaces it: give one of them"
+        )
         kind, _, index = self.device.partition(":")
         known = kind in ("auto", "cpu", "cuda", "mps") and (not index or (kind == "cuda" and index.isdigit()))
         _require(known, f"device is {self.device!r}; it must be auto, cpu, cuda, cuda:N or mps")
@@ -133,7 +155,10 @@ class Config:
 
     @staticmethod
     def from_dict(plain: dict[str, dict[str, Any]]) -> "Config":
-        """The inverse of `to_dict`; a field that is missing takes its default. Raises UserError for a field or value that doesn't fit."""
+        """The inverse of `to_dict`;
+
+        a field that is missing takes its default. Raises UserError for a field or value that doesn't fit.
+        """
         sections = {}
         for section in dataclasses.fields(Config):
             kind = section.default_factory

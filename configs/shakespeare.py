@@ -30,7 +30,9 @@ PRESETS = {
         Config(
             model=ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64, bias=False),
             data=DataConfig("data/prepared/tinyshakespeare-char"),
-            optim=OptimConfig(lr=1e-3, min_lr=1e-4, warmup_steps=100, max_steps=2000, batch_size=12, beta2=0.99, weight_decay=0.1),
+            optim=OptimConfig(
+                lr=1e-3, min_lr=1e-4, warmup_steps=100, max_steps=2000, batch_size=12, beta2=0.99, weight_decay=0.1
+            ),
             run=RunConfig(precision="float32", eval_every=250, eval_batches=20),
         ),
     ),

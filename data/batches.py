@@ -16,7 +16,8 @@ FORMAT = 1
 
 
 class Dataset:
-    """A folder written by `data.prepare`: the splits "train" and "val" as memory-mapped token arrays, and what dataset.json says of them.
+    """A folder written by `data.prepare`: the splits "train" and "val" as memory-mapped token arrays, and what dataset.json says
+    of them.
 
     Raises UserError where the folder is missing, incomplete or of another format.
     """
@@ -29,7 +30,9 @@ class Dataset:
             raise UserError(f"{self.folder} holds no prepared data ({error}); prepare it with `python -m data.prepare`") from None
         found = self.info.get("format") if isinstance(self.info, dict) else None
         if found != FORMAT:
-            raise UserError(f"{self.folder} was prepared in format {found}, this version reads {FORMAT}: prepare it again with --overwrite")
+            raise UserError(
+                f"{self.folder} was prepared in format {found}, this version reads {FORMAT}: prepare it again with --overwrite"
+            )
         self.tokens = {split: self._map(split) for split in ("train", "val")}
         self.tokenizer_spec = self.info["tokenizer"]
 
@@ -39,7 +42,7 @@ class Dataset:
         size = path.stat().st_size if path.exists() else 0
         if size != expected * dtype.itemsize:
             raise UserError(
-                f"{path} has {size:,} bytes, dataset.json speaks of {expected * dtype.itemsize:,}: prepare it again with --overwrite"
+                f"{path} has {size:,} bytes, dataset.json says {expected * dtype.itemsize:,}: prepare it again with --overwrite"
             )
         return np.memmap(path, dtype=dtype, mode="r")
 
@@ -71,10 +74,12 @@ def _epoch(seed: int, epoch: int, n_token: int, context_length: int) -> tuple[in
 def training_batch(
     tokens: np.ndarray, context_length: int, batch_size: int, seed: int, step: int, rows: range | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one update, int64 of shape (rows, context_length): the `rows` (default all) of the global batch of `step`.
+    """Inputs and targets of one update, int64 of shape (rows, context_length): the `rows` (default all) of the global batch of
+    `step`.
 
-    An epoch visits non-overlapping windows, each once, from a seeded offset and in a seeded order; the batches of all steps run through the epochs
-    end to end. What a process takes is a slice of the global batch, so the batch does not depend on how many share it.
+    An epoch visits non-overlapping windows, each once, from a seeded offset and in a seeded order; the batches of all steps run
+    through the epochs end to end. What a process takes is a slice of the global batch, so the batch does not depend on how many
+    share it.
     """
     first = step * batch_size
     windows = n_windows(len(tokens), context_length)
@@ -89,7 +94,8 @@ def training_batch(
 
 
 def split_windows(tokens: np.ndarray, context_length: int) -> list[tuple[int, int]]:
-    """(start, end) of the consecutive windows that predict each token of a split, but the first, exactly once; the last may be short.
+    """(start, end) of the consecutive windows that predict each token of a split, but the first, exactly once; the last may be
+    short.
 
     Window inputs are tokens[start:end], its targets tokens[start + 1 : end + 1].
     """

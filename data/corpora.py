@@ -84,7 +84,8 @@ class Corpus:
         self.events: Counter[str] = Counter()  # what the policy did in the latest pass, in words
         self.records: list[dict] = []  # `Source.record` of each source as the latest pass read it
         try:
-            b"".decode(encoding or "utf-8")
+            "a".encode(encoding or "utf-8")  # a LookupError also for hex and the like, which are no text encodings
+            codecs.getincrementaldecoder(encoding or "utf-8")
         except (LookupError, UnicodeError):
             raise UserError(f"--encoding {encoding}: Python knows no text encoding of that name") from None
 
@@ -98,8 +99,11 @@ class Corpus:
         for source in self.sources:
             digests = []
             for file in [] if source.pinned else source.list_files(Counter()):
-                with file.open() as raw:
-                    digests.append((file, hashlib.file_digest(raw, "sha256").hexdigest()))
+                try:
+                    with file.open() as raw:
+                        digests.append((file, hashlib.file_digest(raw, "sha256").hexdigest()))
+                except OSError as error:
+                    raise UserError(f"cannot read {file.name}: {error}") from None
             records.append(source.record(digests))
         return records
 
@@ -148,7 +152,8 @@ class Corpus:
 
     def _decode(self, file: File, stream: BinaryIO) -> Iterator[str]:
         """Yield the text of a byte stream according to the policy above; exact wherever the chunks happen to be cut."""
-        chunk = stream.read(CHUNK_BYTES)
+        chunk = stream.read(max(CHUNK_BYTES, 4))
+        last = not chunk
         bom, encoding = next(((b, e) for b, e in BOMS if chunk.startswith(b)), (b"", "utf-8"))
         if self.encoding and self.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             bom, encoding = b"", self.encoding
@@ -159,7 +164,6 @@ class Corpus:
         decoder = codecs.getincrementaldecoder(encoding)("strict")
         offset, chunk, held = len(bom), chunk[len(bom) :], ""
         while True:
-            last = not chunk
             try:
                 text = held + decoder.decode(chunk, last)
             except UnicodeError as error:
@@ -182,6 +186,7 @@ class Corpus:
                 return
             offset += len(chunk)
             chunk = stream.read(CHUNK_BYTES)
+            last = not chunk
 
     def _newlines(self, text: str) -> str:
         if "\r" not in text:
@@ -209,7 +214,7 @@ class Corpus:
                 text = record[self.field]
                 if "\\u" in line:
                     text.encode()  # JSON can spell half a surrogate pair, which is not a character
-                yield number, self._newlines(text)
+                text = self._newlines(text + "")  # a TypeError unless it is a string
             except KeyError:
                 what = f"no field {self.field!r}; fields found: {', '.join(record)[:200] or 'none'} (--field)"
             except (TypeError, AttributeError):
@@ -218,6 +223,7 @@ class Corpus:
                 what = f"not JSON, or not text ({error})"
             if what:
                 raise UserError(f"{file.name}, line {number:,}: {what}")
+            yield number, text
 
     def _parquet(self, file: File, tally: _Tally, stream: BinaryIO) -> Iterator[tuple[int, str]]:
         try:
@@ -296,8 +302,8 @@ def _spool(pipe: BinaryIO, name: str) -> File:
     return File(name, name, copy.tell(), reopen)
 
 
-def _folder(root: Path, events: Counter, keep: Callable[[str], bool] = lambda key: True) -> list[File]:
-    """The text files under `root` for which `keep(path below root)` holds, sorted by path."""
+def _folder(root: Path, events: Counter, suffix: str = "", without: frozenset[str] = frozenset()) -> list[File]:
+    """The text files under `root` whose names end in `suffix`, sorted by path; folders named in `without` are not entered."""
     files = []
 
     def fail(error: OSError) -> None:
@@ -307,11 +313,11 @@ def _folder(root: Path, events: Counter, keep: Callable[[str], bool] = lambda ke
         links = [name for name in folders + names if Path(folder, name).is_symlink()]
         events["symbolic links skipped"] += len(links)
         events["hidden names skipped"] += sum(name.startswith(".") for name in folders + names if name not in links)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in links)
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in links and name not in without]
         for name in names:
             path = Path(folder, name)
             key = path.relative_to(root).as_posix()
-            if name.startswith(".") or name in links or not path.is_file() or not keep(key):
+            if name.startswith(".") or name in links or not name.endswith(suffix) or not path.is_file():
                 continue
             try:
                 with gzip.open(path) if name.lower().endswith(".gz") else path.open("rb") as file:
@@ -329,25 +335,27 @@ def _folder(root: Path, events: Counter, keep: Callable[[str], bool] = lambda ke
 
 def _stdlib() -> Source:
     root = Path(sysconfig.get_path("stdlib"))
-    others = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    return Source(
-        "stdlib",
-        lambda events: _folder(root, Counter(), lambda key: key.endswith(".py") and not others & set(key.split("/"))),
-    )
+    others = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+    return Source("stdlib", lambda events: _folder(root, Counter(), ".py", others))
 
 
 def _cached(name: str, sha256: str, fetch: Callable[[Path], None]) -> Path:
     """The path of a download in the cache; `fetch(folder)` puts it into a folder when it is missing or damaged."""
+    import http.client
+
     path = CACHE / name
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
         return path
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        fetch(Path(folder))
-        found = hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
-        if found != sha256:
-            raise UserError(f"{name} as fetched has SHA-256 {found[:16]}..., not {sha256[:16]}...: refused\n{WAY_OUT}")
-        os.replace(Path(folder, name), path)
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            fetch(Path(folder))
+            found = hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
+            if found != sha256:
+                raise UserError(f"{name} as fetched has SHA-256 {found[:16]}..., not {sha256[:16]}...: refused\n{WAY_OUT}")
+            os.replace(Path(folder, name), path)
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"{name} could not be fetched ({error})\n{WAY_OUT}") from None
     return path
 
 
@@ -357,11 +365,8 @@ def _tinyshakespeare() -> Source:
     def fetch(folder: Path) -> None:
         import urllib.request
 
-        try:
-            with urllib.request.urlopen(TINY_URL, timeout=20) as response:
-                Path(folder, name).write_bytes(response.read())
-        except OSError as error:
-            raise UserError(f"tinyshakespeare could not be fetched ({error})\n{WAY_OUT}") from None
+        with urllib.request.urlopen(TINY_URL, timeout=20) as response:
+            Path(folder, name).write_bytes(response.read())
 
     return Source(
         "tinyshakespeare",

@@ -1,7 +1,7 @@
 """Prepare a corpus: python -m data.prepare [CORPUS or PATH ...] --tokenizer char|byte|bpe|gpt2
 
-Two passes over the text, a chunk at a time. The first counts documents and characters and builds the vocabulary, the second writes
-train.bin, val.bin and dataset.json into a folder beside the one asked for, which takes its name only when it is whole.
+Two passes over the text, a chunk at a time: the first counts documents and characters and builds the vocabulary, the second
+writes train.bin, val.bin and dataset.json into a folder beside the one asked for, which takes its name only when it is whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import time
 from array import array
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +25,7 @@ import tyro
 
 from data import tokenizer as tk
 from data.corpora import Corpus, open_corpus
-from errors import UserError, run_command
+from errors import MachineError, UserError, run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +60,16 @@ class Options:
     overwrite: bool = False
     """replace a prepared folder"""
 
+    @property
+    def bpe_size(self) -> int:
+        """Ids of a BPE as asked for."""
+        return 4096 if self.vocab_size is None else self.vocab_size
+
     def recorded(self) -> dict:
         """The options that decide the content of the files, as dataset.json keeps them."""
-        return {name: getattr(self, name) for name in ("tokenizer", "vocab_size", "separator", "field", "encoding")}
+        vocab_size = self.bpe_size if self.tokenizer == "bpe" else None
+        names = ("tokenizer", "separator", "field", "encoding")
+        return {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
 
 
 class Survey:
@@ -88,12 +96,12 @@ class Survey:
 
 def make_tokenizer(options: Options, corpus: Corpus) -> tuple[tk.Tokenizer, Survey]:
     """The first pass. UserError for a corpus without text."""
-    tokenizer: tk.Tokenizer | None = tk.load_gpt2() if options.tokenizer == "gpt2" else None  # fails before the reading, if at all
+    tokenizer: tk.Tokenizer | None = tk.load_gpt2() if options.tokenizer == "gpt2" else None  # fails before the reading
     survey = Survey(tk.Alphabet() if options.tokenizer == "char" else None)
     with _progress(corpus, "survey") as bar:
         texts = survey.watch(corpus.documents(bar.update))
         if options.tokenizer == "bpe":
-            tokenizer = tk.train_bpe((text for _, text in tk.safe_chunks(texts, 1 << 16)), options.vocab_size or 4096)
+            tokenizer = tk.train_bpe((text for _, text in tk.safe_chunks(texts, 1 << 16)), options.bpe_size)
         for _ in texts:
             pass
     if survey.blank:
@@ -107,18 +115,22 @@ def make_tokenizer(options: Options, corpus: Corpus) -> tuple[tk.Tokenizer, Surv
 def choose_validation(characters: Iterable[int], val_fraction: float, seed: int) -> np.ndarray:
     """Which of two or more documents are for validation: a boolean per document, neither all nor none.
 
-    In a seeded order, a document is taken if that brings the share of characters closer to `val_fraction`.
+    In a seeded order, a document is taken where it still fits into `val_fraction` of the characters; one more is
+    taken if that comes closer to it.
     """
     import numpy as np
 
     characters = np.array(characters, np.int64)
     chosen, missing = np.zeros(len(characters), bool), val_fraction * characters.sum()
     for document in np.random.default_rng(seed).permutation(len(characters)):
-        if characters[document] < 2 * missing and chosen.sum() < len(chosen) - 1:
+        if characters[document] <= missing:
             chosen[document] = True
             missing -= characters[document]
-    if not chosen.any():  # every document is too large: the smallest does least harm
-        chosen[characters.argmin()] = True
+    distance = np.where(chosen, np.inf, abs(characters - missing))
+    if distance.min() < missing or not chosen.any():  # in the second case every document is too large: the smallest, then
+        chosen[distance.argmin()] = True
+    if chosen.all():
+        chosen[characters.argmin()] = False
     return chosen
 
 
@@ -145,14 +157,15 @@ def write_tokens(
     """
     import numpy as np
 
-    between = b"" if tokenizer.separator is None else np.array([tokenizer.separator], tk.dtype_for(tokenizer.vocab_size)).tobytes()
+    dtype = tk.dtype_for(tokenizer.vocab_size)
+    between = b"" if tokenizer.separator is None else np.array([tokenizer.separator], dtype).tobytes()
     in_val, latest, tokens, separators = list(map(int, in_val)), [None, None], [0, 0], 0
     size = BATCH_CHARACTERS
     if not tokenizer.cuts_anywhere:
         texts, size = tk.safe_chunks(texts), min(BATCH_CHARACTERS * tk.cpu_cores(), 1 << 25)
     for batch in batches(texts, size):
         for (document, _), ids in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
-            split = in_val[document]
+            split = in_val[document] if document < len(in_val) else 0  # more than were surveyed: `prepare` sees that and refuses
             if between and latest[split] not in (None, document):
                 files[split].write(between)
                 separators += 1
@@ -182,13 +195,13 @@ def split_tokens(tokenizer: tk.Tokenizer, n: int, val_fraction: float, files: tu
 
 
 def prepare(options: Options) -> int:
-    """Prepare what `options` describe and print what was done. UserError for what the user can mend."""
+    """Prepare what `options` describe and print what was done. UserError as everywhere, MachineError if the disk fails."""
     if not 0 < options.val_fraction < 1:
         raise UserError(f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does")
     if options.vocab_size is not None and options.tokenizer != "bpe":
         raise UserError(f"--vocab-size is for --tokenizer bpe alone: the size of {options.tokenizer} follows from what it is")
-    if options.tokenizer == "bpe" and not 257 <= (options.vocab_size or 4096) <= 1 << 24:
-        raise UserError(f"--vocab-size {options.vocab_size} is not between 257 (256 bytes and a separator) and 16,777,216")
+    if options.tokenizer == "bpe" and not 257 <= options.bpe_size <= 1 << 24:
+        raise UserError(f"--vocab-size {options.bpe_size} is not between 257 (256 bytes and a separator) and 16,777,216")
     corpus = open_corpus(options.corpus, options.field, options.encoding)
     out = options.out or Path("data", "prepared", f"{corpus.name}-{options.tokenizer}")
     if out.exists() and not _may_write(out, options, corpus):
@@ -201,12 +214,16 @@ def prepare(options: Options) -> int:
     in_val = choose_validation(survey.characters, options.val_fraction, options.seed) if n_documents > 1 else [False]
 
     _remove_leftovers(out)
-    work = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    work = out.parent / f"{out.name}.partial-{os.getpid()}"
     fresh = work / "new"
     try:
         fresh.mkdir(parents=True)
-        with (fresh / "train.bin").open("w+b") as train, (fresh / "val.bin").open("w+b") as val, _progress(corpus, "encode") as bar:
-            tokens, separators = write_tokens(corpus.documents(bar.update), tokenizer, in_val, (train, val))
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from None
+    try:
+        with (fresh / "train.bin").open("w+b") as train, (fresh / "val.bin").open("w+b") as val:
+            with _progress(corpus, "encode") as bar:
+                tokens, separators = write_tokens(corpus.documents(bar.update), tokenizer, in_val, (train, val))
             if corpus.records != records:
                 raise UserError(f"{corpus.name} changed while it was read; start again when it is at rest")
             n_bytes = [sum(survey.bytes), 0]
@@ -241,26 +258,40 @@ def prepare(options: Options) -> int:
         with (fresh / "dataset.json").open("w+b") as file:
             file.write(json.dumps(dataset, indent=1).encode() + b"\n")
             _flush(file)
-        if out.exists():
+        _flush_folder(fresh)
+        replaced = out.exists()
+        if replaced:
             os.rename(out, work / "old")
-        os.rename(fresh, out)
+        try:
+            os.rename(fresh, out)
+        except BaseException:
+            if replaced:
+                os.rename(work / "old", out)
+            raise
+        _flush_folder(out.parent)
+    except OSError as error:  # a full disk, say; reading raises UserError
+        raise MachineError(f"cannot write {out}: {error.strerror or error}; nothing was kept") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
-    n_tokens, seconds = sum(tokens), time.perf_counter() - began
-    what = f"{n_documents:,} document(s), {n_characters:,} characters, {n_tokens:,} tokens"
-    print(f"{corpus.name}: {what}, {n_characters / n_tokens:.2f} characters per token")
-    print(f"vocabulary: {tokenizer.kind}, {tokenizer.vocab_size:,} ids, stored as {dataset['dtype']}")
-    if options.tokenizer == "bpe" and tokenizer.vocab_size < (asked := options.vocab_size or 4096):
-        print(f"  fewer than the {asked:,} asked for: the corpus has no more pairs to merge")
-    for name, split in dataset["splits"].items():
-        print(f"{name}: {split['tokens']:,} tokens ({split['tokens'] / n_tokens:.1%}) in {split['documents']:,} document(s)")
-    print(f"separators inserted: {separators:,}" + ("" if tokenizer.separator is not None else " (none asked for)"))
-    for event, count in events.items():
-        if count:
-            print(f"{event}: {count:,}")
+    _report(dataset, tokenizer, options)
+    print("".join(f"{event}: {count:,}\n" for event, count in events.items() if count), end="")
+    seconds = time.perf_counter() - began
     print(f"written to {out} in {seconds:.1f} s ({sum(n_bytes) / seconds / 1e6:,.0f} MB of text a second)")
     return _next_command(out)
+
+
+def _report(dataset: dict, tokenizer: tk.Tokenizer, options: Options) -> None:
+    n_tokens = sum(split["tokens"] for split in dataset["splits"].values())
+    print(f"corpus: {', '.join(source['name'] for source in dataset['sources'][:5])}")
+    print(f"documents: {dataset['documents']:,}, characters: {dataset['characters']:,}, tokens: {n_tokens:,}")
+    print(f"characters per token: {dataset['characters'] / n_tokens:.2f}")
+    print(f"vocabulary: {tokenizer.vocab_size:,} ids ({tokenizer.kind}), stored as {dataset['dtype']}")
+    if options.tokenizer == "bpe" and tokenizer.vocab_size < options.bpe_size:
+        print(f"  fewer than the {options.bpe_size:,} asked for: the corpus has no more pairs to merge")
+    for name, split in dataset["splits"].items():
+        print(f"{name}: {split['tokens']:,} tokens ({split['tokens'] / n_tokens:.1%}), documents: {split['documents']:,}")
+    print(f"separators inserted: {dataset['separators']:,}" + ("" if tokenizer.separator is not None else " (none asked for)"))
 
 
 def _next_command(out: Path) -> int:
@@ -280,9 +311,20 @@ def _progress(corpus: Corpus, description: str):
 def _flush(file: BinaryIO) -> str:
     """Bring a file to the disk itself and return its SHA-256."""
     file.flush()
-    os.fsync(file.fileno())
-    file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    with ThreadPoolExecutor(1) as pool:  # hashing while the disk works
+        written = pool.submit(os.fsync, file.fileno())
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        written.result()
+    return digest
+
+
+def _flush_folder(folder: Path) -> None:
+    """Bring names in `folder` to the disk itself, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 def _may_write(out: Path, options: Options, corpus: Corpus) -> bool:

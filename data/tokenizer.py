@@ -253,7 +253,10 @@ def load_tokenizer(spec: dict) -> Tokenizer:
         if kind == "byte":
             return ByteTokenizer(spec["separator"])
         if kind in ("bpe", "gpt2"):
-            return BPETokenizer(kind, spec["pattern"], [base64.b64decode(token) for token in spec["tokens"].split(" ")])
+            tokens = [base64.b64decode(token, validate=True) for token in spec["tokens"].split(" ")]
+            if not {bytes([i]) for i in range(256)} <= set(tokens) or len(set(tokens)) < len(tokens):
+                raise ValueError("not a set of tokens with all 256 bytes")
+            return BPETokenizer(kind, spec["pattern"], tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the description of the {kind} tokenizer is damaged ({error!r}): prepare the corpus again") from None
     raise UserError(f"unknown tokenizer {kind!r}; this program knows char, byte, bpe and gpt2")
@@ -278,6 +281,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 def load_gpt2() -> BPETokenizer:
     """GPT-2's own BPE: 50,257 ids. The first use fetches 1.5 MB into tiktoken's cache; UserError if that fails."""
+    import http.client
     import urllib.request
 
     import tiktoken
@@ -290,7 +294,7 @@ def load_gpt2() -> BPETokenizer:
     original, tiktoken.load.read_file = tiktoken.load.read_file, fetch  # tiktoken's own waits without a limit
     try:
         encoding = tiktoken.get_encoding("gpt2")
-    except (OSError, ValueError) as error:  # no network, a cache that can't be written, a damaged download
+    except (OSError, ValueError, http.client.HTTPException) as error:  # no network, no right to write the cache, damage
         raise UserError(
             f"GPT-2's vocabulary is not in tiktoken's cache and could not be fetched ({str(error)[:120]})\n"
             "set TIKTOKEN_CACHE_DIR to a folder that holds it, or use --tokenizer bpe, which needs no network"

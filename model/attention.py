@@ -4,12 +4,13 @@ Scaled dot-product attention (Vaswani et al. 2017, "Attention Is All You Need", 
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-A query asks, keys answer, and the softmax of their scores says how much of each value is taken. For n tokens of width d a layer costs
-O(n d^2) in the four projections and O(n^2 d) in scores and weighted sum. `explicit_attention` holds the n^2 weights in memory;
-`fused_attention` works through them tile by tile (Dao et al. 2022, "FlashAttention") and holds O(n), with the same result.
+A query asks, keys answer, and the softmax of their scores says how much of each value is taken. For n tokens of width d a layer
+costs O(n d^2) in the four projections and O(n^2 d) in scores and weighted sum. `explicit_attention` holds the n^2 weights in
+memory; `fused_attention` works through them tile by tile (Dao et al. 2022, "FlashAttention") and holds O(n), with the same
+result.
 
-Tensors carry their shape in the name: B batch, T query positions, S key positions, H heads, K head width, D model width. A size of 1
-in B or H broadcasts.
+Tensors carry their shape in the name: B batch, T query positions, S key positions, H heads, K head width, D model width. A size
+of 1 in B or H broadcasts.
 """
 
 import math
@@ -22,16 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.positions import rotate
+from model.positions import rotate, widen
 
 
 def softmax(scores: Tensor) -> Tensor:
     """exp(x_i) / sum_j exp(x_j) over the last dimension, in float32 or better.
 
-    Subtracting the row's maximum changes nothing in the quotient and keeps every exponential in (0, 1]. A row that is -inf throughout
-    (a query that may look at nothing) gives zeros, with zero gradients.
+    Subtracting the row's maximum changes nothing in the quotient and keeps every exponential in (0, 1]. A row that is -inf
+    throughout (a query that may look at nothing) gives zeros, with zero gradients.
     """
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = widen(scores)
     maximum = scores.detach().amax(dim=-1, keepdim=True)
     exponentials = torch.exp(scores - maximum.masked_fill(maximum == -math.inf, 0.0))
     total = exponentials.sum(dim=-1, keepdim=True)
@@ -42,9 +43,9 @@ def softmax(scores: Tensor) -> Tensor:
 class Mask:
     """Which keys a query may look at: a description, from which each attention takes what it needs.
 
-    Row b holds `lengths[b]` keys (all S of them where `lengths` is None); what lies to the right of them is padding, and nothing looks
-    there. Its queries are the last T of those keys, aligned at the lower right, so that a cached decoder with T < S is right; a row shorter than
-    T starts at position 0, and its last queries are padding.
+    Row b holds `lengths[b]` keys (all S of them where `lengths` is None); what lies to the right of them is padding, and nothing
+    looks there. Its queries are the last T of those keys, aligned at the lower right, so that a cached decoder with T < S is
+    right; a row shorter than T starts at position 0, and its last queries are padding.
     """
 
     causal: bool = True
@@ -72,18 +73,20 @@ class Mask:
 def attention_scores(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
     """Q K^T / sqrt(d_head), and -inf where the mask forbids a look: scores_BHTS in float32 or better, under any autocast.
 
-    The product of two vectors of independent unit-variance entries has variance d_head; the division brings it back to 1, lest the softmax
-    saturate and its gradient vanish (Vaswani et al. 2017, section 3.2.1).
+    The product of two vectors of independent unit-variance entries has variance d_head; the division brings it back to 1, lest
+    the softmax saturate and its gradient vanish (Vaswani et al. 2017, section 3.2.1).
     """
-    dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     with torch.autocast(q_BHTK.device.type, enabled=False):
-        scores_BHTS = q_BHTK.to(dtype) @ k_BHSK.to(dtype).mT / math.sqrt(q_BHTK.shape[-1])
+        scores_BHTS = widen(q_BHTK) @ widen(k_BHSK).mT / math.sqrt(q_BHTK.shape[-1])
     allowed = mask.allowed(*scores_BHTS.shape[-2:], device=scores_BHTS.device)
     return scores_BHTS.masked_fill(~allowed, -math.inf)
 
 
 def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
-    """softmax(Q K^T / sqrt(d_head)): weights_BHTS, each row a distribution over the keys it may look at (zeros if there are none)."""
+    """softmax(Q K^T / sqrt(d_head)):
+
+    weights_BHTS, each row a distribution over the keys it may look at (zeros if there are none).
+    """
     return softmax(attention_scores(q_BHTK, k_BHSK, mask))
 
 
@@ -115,7 +118,8 @@ def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, 
 def _windowed_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float) -> Tensor:
     """Attention within a window, in time linear in T: queries are cut into blocks, and a block meets only its neighbours' keys.
 
-    A block is as long as the window, so its queries reach into the block before it (and, when not causal, the one behind) and no farther.
+    A block is as long as the window, so its queries reach into the block before it (and, when not causal, the one behind) and no
+    farther.
     """
     (n_batch, n_head, n_token, d_head), size = q_BHTK.shape, mask.window
     n_block = math.ceil(n_token / size)
@@ -182,8 +186,8 @@ Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class CausalSelfAttention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
 
-    Queries, keys and values are learned projections of the same tokens. The width is shared among the heads, so that all of them together
-    cost what one of full width would; each is free to look somewhere else.
+    Queries, keys and values are learned projections of the same tokens. The width is shared among the heads, so that all of them
+    together cost what one of full width would; each is free to look somewhere else.
     """
 
     def __init__(self, config: ModelConfig, attend: Attend):
@@ -192,9 +196,9 @@ class CausalSelfAttention(nn.Module):
         self.key = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.value = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.project = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.query_norm = nn.RMSNorm(config.d_head) if config.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(config.d_head) if config.qk_norm else nn.Identity()
-        self.n_head, self.dropout, self.attend = config.n_head, config.dropout, attend
+        if config.qk_norm:
+            self.query_norm, self.key_norm = nn.RMSNorm(config.d_head, eps=1e-5), nn.RMSNorm(config.d_head, eps=1e-5)
+        self.config, self.attend = config, attend
 
     def forward(
         self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
@@ -202,18 +206,18 @@ class CausalSelfAttention(nn.Module):
         """out_BTD. `rotation` turns queries and keys by their positions; `remember` adds keys and values to a cache."""
 
         def heads(y_BTD: Tensor) -> Tensor:
-            return y_BTD.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            return y_BTD.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
 
-        q_BHTK = self.query_norm(heads(self.query(x_BTD)))
-        k_BHTK = self.key_norm(heads(self.key(x_BTD)))
-        v_BHTK = heads(self.value(x_BTD))
+        q_BHTK, k_BHTK, v_BHTK = heads(self.query(x_BTD)), heads(self.key(x_BTD)), heads(self.value(x_BTD))
+        if self.config.qk_norm:
+            q_BHTK, k_BHTK = self.query_norm(widen(q_BHTK)), self.key_norm(widen(k_BHTK))
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, *rotation), rotate(k_BHTK, *rotation)
         q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)  # norms and rotations may leave float32 under autocast
         k_BHSK, v_BHSK = remember(k_BHTK, v_BHTK) if remember else (k_BHTK, v_BHTK)
-        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, self.dropout if self.training else 0.0)
+        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, self.config.dropout if self.training else 0.0)
         out_BTD = self.project(out_BHTK.transpose(1, 2).flatten(-2))
-        return F.dropout(out_BTD, self.dropout, self.training)
+        return F.dropout(out_BTD, self.config.dropout, self.training)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,17 @@ from model.gpt import GPT
 
 
 def next_token(
-    logits_BV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, generators: Sequence[torch.Generator] | None = None
+    logits_BV: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> list[int]:
     """Draw one token per row, each from its own (CPU) generator, or from torch's where none is given.
 
-    `temperature` divides the logits; at 0 the most likely token is taken. `top_k` keeps the k most likely (0: all). `top_p` keeps the fewest most
-    likely whose probabilities reach p, at least one ("nucleus", Holtzman et al. 2020). What is left is drawn in proportion: the first token at which
-    the running sum passes a uniform number.
+    `temperature` divides the logits; at 0 the most likely token is taken. `top_k` keeps the k most likely (0: all). `top_p` keeps
+    the fewest most likely whose probabilities reach p, at least one ("nucleus", Holtzman et al. 2020). What is left is drawn in
+    proportion: the first token at which the running sum passes a uniform number.
     """
     logits_BV = logits_BV.cpu().double()
     if temperature == 0:
@@ -59,10 +63,11 @@ def generate(
     generators: Sequence[torch.Generator] | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[int]]:
-    """Continue each prompt (at least one token long): yields the new token of every row, `max_new_tokens` times. `model` is in eval mode.
+    """Continue each prompt (at least one token long): yields the new token of every row, `max_new_tokens` times. `model` is in
+    eval mode.
 
-    A row that has outgrown the context keeps its last `context_length // 2` tokens, reads them anew from position 0 and goes on. That is what
-    it is conditioned on, whatever the kind of positions, with the cache or without. Rows do not touch each other.
+    A row that has outgrown the context keeps its last `context_length // 2` tokens, reads them anew from position 0 and goes on.
+    That is what it is conditioned on, whatever the kind of positions, with the cache or without. Rows do not touch each other.
     """
     limit, keep = model.config.context_length, max(1, model.config.context_length // 2)
     rows = [list(prompt) for prompt in prompts]

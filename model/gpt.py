@@ -22,8 +22,8 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class MLP(nn.Module):
     """What each token does by itself, in a wider space, with what attention brought.
 
-    gelu: down(gelu(up x)), GPT-2, with its tanh form. relu2: down(relu(up x)^2), So et al. 2021, "Primer". swiglu: down(silu(gate x) * up x),
-    Shazeer 2020, "GLU Variants Improve Transformer".
+    gelu: down(gelu(up x)), GPT-2, with its tanh form. relu2: down(relu(up x)^2), So et al. 2021, "Primer". swiglu: down(silu(gate
+    x) * up x), Shazeer 2020, "GLU Variants Improve Transformer".
     """
 
     def __init__(self, config: ModelConfig):
@@ -66,8 +66,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A GPT of the given shape, over `vocab_size` tokens. `attend` is how every layer computes attention: fused or explicit.
 
-    Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that write to the residual stream (two a
-    block) smaller by sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al. 2019, section 2.3).
+    Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that write to the residual stream
+    (two a block) smaller by sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al. 2019, section
+    2.3).
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, attend: Attend = fused_attention):
@@ -110,7 +111,8 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:
         """logits_BTV for the token after each position.
 
-        `mask` is the model's own unless given. With a `cache`, tokens are read behind those it holds, and it is extended; `mask.lengths`, needed where
-        rows end at different places, counts all tokens of a row, those in the cache and those that are new.
+        `mask` is the model's own unless given. With a `cache`, tokens are read behind those it holds, and it is extended;
+        `mask.lengths`, needed where rows end at different places, counts all tokens of a row, those in the cache and those that
+        are new.
         """
         return self.unembed(self.features(tokens_BT, mask, cache))

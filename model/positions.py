@@ -1,6 +1,7 @@
 """Where a token stands. Attention alone is blind to order: permute its inputs and its outputs are permuted alike.
 
-Four ways to tell: a learned table, sines and cosines, rotated queries and keys, or nothing (a causal mask still leaks some order).
+Four ways to tell: a learned table, sines and cosines, rotated queries and keys, or nothing (a causal mask still leaks some
+order).
 """
 
 import math
@@ -12,6 +13,11 @@ from model.config import ModelConfig
 
 BASE = 10_000.0
 """Wavelengths run from 2 pi to 2 pi times this, for sinusoids and rotations alike."""
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it is that already: for what autocast must not round (norms, rotations, scores, softmax)."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _angles(positions: Tensor, width: int) -> Tensor:
@@ -32,10 +38,10 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn pair (x_i, x_(i + K/2)) of each head by an angle that grows with the position (Su et al. 2021, "RoFormer").
 
-    Turning query and key alike leaves in their product the difference of their positions alone. Pairs are taken half a head apart, as in Llama.
-    `cos` and `sin`: (B or 1, 1, T, K/2). Computed in float32; the result has the dtype of x.
+    Turning query and key alike leaves in their product the difference of their positions alone. Pairs are taken half a head
+    apart, as in Llama. `cos` and `sin`: (B or 1, 1, T, K/2). Computed in float32; the result has the dtype of x.
     """
-    left, right = x_BHTK.float().chunk(2, dim=-1)
+    left, right = widen(x_BHTK).chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
 
 

@@ -7,6 +7,8 @@ from model.attention import fused_attention
 from model.config import ModelConfig
 from model.gpt import GPT
 
+torch.set_num_threads(1)  # for tensors as small as the tests' a second thread costs more than it brings
+
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -22,8 +24,8 @@ def device(request):
 def tiny():
     """Builds a float64 model in eval mode. Options are those of ModelConfig, over very small defaults.
 
-    Every parameter is moved off its initial value: at a standard deviation of 0.02 all attention is nearly uniform, and a bias of zero or
-    a gain of one cannot be told from none.
+    Every parameter is moved off its initial value: at a standard deviation of 0.02 all attention is nearly uniform, and a bias
+    of zero or a gain of one cannot be told from none.
     """
 
     def build(attend=fused_attention, vocab_size=11, device="cpu", **options):

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +51,11 @@ def test_widths(d_model, n_head, mlp, d_head, d_ff):
 
 @pytest.mark.parametrize("d_model", [1, 2, 3, 64, 100, 129])
 def test_swiglu_is_as_large_as_gelu(d_model):
-    """Three matrices of width d_ff stand against two of 4 d_model; d_ff is a positive multiple of 8, so it is off by 4 at most (7 at d_model 1)."""
+    """Three matrices of width d_ff cost what two of 4 d_model do, up to the rounding to a multiple of 8, which is never 0."""
     d_ff = ModelConfig(d_model=d_model, n_head=1, mlp="swiglu").d_ff
     assert d_ff > 0
     assert d_ff % 8 == 0
-    assert abs(d_ff - 8 * d_model / 3) <= (4 if d_model > 1 else 6)
+    assert abs(d_ff - 8 * d_model / 3) <= (4 if d_model > 1 else 8)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,8 @@ def test_swiglu_is_as_large_as_gelu(d_model):
     ],
 )
 def test_refuses_and_says_what(options, words):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011: the words are looked for below
+    with pytest.raises(ValueError, match="(?s)" + ".*".join(map(re.escape, words))):
         ModelConfig(**options)
-    assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize(

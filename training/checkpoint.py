@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from configs import Config
 from data.tokenizer import Tokenizer, load_tokenizer
-from errors import UserError
+from errors import MachineError, UserError
 from model.attention import Attend, fused_attention
 from model.gpt import GPT
 
@@ -39,11 +40,14 @@ class Checkpoint:
     """Lowest validation loss of the run so far."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """State of float16's gradient scaler."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Whatever else the loop remembers: evaluations since the best one."""
     version: int = VERSION
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant `path` is the old file or the new, whole.
+    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant `path` is the old file or the
+    new, whole.
 
     Raises OSError where it can't be written; the old file is then untouched and the temporary one gone.
     """
@@ -64,6 +68,46 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         os.close(folder)
 
 
+class Saver:
+    """Writes checkpoints in a thread, one at a time, so that training waits for no disk.
+
+    What is handed over must be a copy that nobody changes (`distributed.gather` makes one). Raises MachineError, at the next
+    call, where a file couldn't be written: the old one is as it was.
+    """
+
+    def __init__(self):
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def save(self, checkpoint: Checkpoint, *paths: Path) -> None:
+        """Write to each path, in order, once the writing before is done."""
+        self.wait()
+        self.thread = threading.Thread(
+            target=self._write, args=(checkpoint, paths), name="checkpoint"
+        )  # no daemon: exit waits for it
+        self.thread.start()
+
+    def _write(self, checkpoint: Checkpoint, paths: tuple[Path, ...]) -> None:
+        try:
+            for path in paths:
+                save(checkpoint, path)
+        except Exception as error:
+            self.error = error
+
+    def check(self) -> None:
+        """Raise MachineError if a save has failed."""
+        if self.error:
+            raise MachineError(
+                f"a checkpoint could not be saved ({self.error}); the one before it is whole. Free some space and --resume"
+            )
+
+    def wait(self) -> None:
+        """Wait for the writing in hand."""
+        if self.thread:
+            self.thread.join()
+        self.check()
+
+
 def load(path: str | Path) -> Checkpoint:
     """Read a checkpoint onto the CPU. Its code is never run: `weights_only` admits tensors and plain containers alone.
 
@@ -73,16 +117,20 @@ def load(path: str | Path) -> Checkpoint:
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})") from None
+        raise UserError(
+            f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})"
+        ) from None
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
         raise UserError(f"{path} is no checkpoint of this program (version {version!r}, this one reads {VERSION})")
     wanted = {f.name for f in fields(Checkpoint)}
     if state.keys() != wanted:
-        raise UserError(f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has {sorted(state.keys() - wanted)}")
+        raise UserError(
+            f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has {sorted(state.keys() - wanted)}"
+        )
     return Checkpoint(**state)
 
 
@@ -100,7 +148,10 @@ def find(run: str | Path) -> Path:
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | Path) -> None:
-    """Copy a checkpoint's weights into a model of the same shape. Raises UserError, with the first difference, where it is another."""
+    """Copy a checkpoint's weights into a model of the same shape.
+
+    Raises UserError, with the first difference, where it is another.
+    """
     try:
         model.load_state_dict(checkpoint.model)
     except RuntimeError as error:

@@ -1,4 +1,7 @@
-"""train.py's command line: a preset or a run's config.json, varied field by field. Imports no torch, so that --help is instant."""
+"""train.py's command line:
+
+a preset or a run's config.json, varied field by field. Imports no torch, so that --help is instant.
+"""
 
 import difflib
 from pathlib import Path
@@ -13,10 +16,9 @@ def list_presets() -> str:
     """The presets, a line each, and how to use one."""
     width = max(map(len, PRESETS))
     lines = [f"  {name:{width}}  {description}" for name, (description, _) in PRESETS.items()]
-    return "\n".join(
-        ["usage: python train.py PRESET [--field value ...]", "", "presets:", *lines, ""]
-        + ["  or the config.json of a run, to repeat or vary it", "", "options of a preset: python train.py PRESET --help"]
-    )
+    lines = ["usage: python train.py PRESET [--field value ...]", "", "presets:", *lines, ""]
+    lines += ["  or the config.json of a run, to repeat or vary it", "", "options of a preset: python train.py PRESET --help"]
+    return "\n".join(lines)
 
 
 def parse(arguments: list[str]) -> Config | None:

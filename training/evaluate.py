@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data.batches import Dataset, split_windows
+from training.distributed import Processes
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
@@ -21,39 +22,45 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 @torch.no_grad()
-def split_loss(model: nn.Module, tokens: np.ndarray, batch_size: int, n_window: int = 0) -> float:
+def split_loss(
+    model: nn.Module, tokens: np.ndarray, batch_size: int, n_window: int = 0, processes: Processes | None = None
+) -> float:
     """Mean loss in nats per token over consecutive windows of the split; the model's mode is kept, its dropout is off.
 
-    With `n_window` 0 it is the whole-split loss: non-overlapping windows of context_length, every token but the first predicted exactly once. Else
-    it reads `n_window` of those windows, evenly spaced, the same ones each time. `batch_size` windows are read at once.
+    With `n_window` 0 it is the whole-split loss: non-overlapping windows of context_length, every token but the first predicted
+    exactly once. Else it reads `n_window` of those windows, evenly spaced, the same ones each time. `batch_size` windows are read
+    at once; several processes take turns.
     """
+    processes = processes or Processes()
     windows = split_windows(tokens, model.config.context_length)
     if 0 < n_window < len(windows):
         windows = [windows[i * len(windows) // n_window] for i in range(n_window)]
+    batches = [windows[i : i + batch_size] for i in range(0, len(windows), batch_size)]
+    if len({end - start for start, end in batches[-1]}) > 1:  # the last window is short, and tensors are rectangular
+        batches[-1:] = [batches[-1][:-1], batches[-1][-1:]]
     device, total, count = next(model.parameters()).device, 0.0, 0
     was_training = model.training
     model.eval()
-    for first in range(0, len(windows), batch_size):
-        batch = windows[first : first + batch_size]
-        for same_length in _by_length(batch):
-            rows = np.stack([tokens[start : end + 1] for start, end in same_length]).astype(np.int64)
-            both = torch.from_numpy(rows).to(device)
-            total += cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
-            count += both.numel() - len(both)
+    for first in range(0, len(batches), processes.count):
+        mine = first + processes.rank
+        batch = batches[min(mine, len(batches) - 1)]  # sharded models run in step: a process with nothing left reads along
+        rows = np.stack([tokens[start : end + 1] for start, end in batch]).astype(np.int64)
+        both = torch.from_numpy(rows).to(device)
+        loss = cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
+        if mine < len(batches):
+            total, count = total + loss, count + both.numel() - len(both)
     model.train(was_training)
+    total, count = processes.sum(total, count, device=device)
     return total / count
 
 
-def _by_length(windows: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The whole windows, then the short one if it is among them: tensors are rectangular."""
-    longest = max(end - start for start, end in windows)
-    groups = [[w for w in windows if w[1] - w[0] == longest], [w for w in windows if w[1] - w[0] < longest]]
-    return [group for group in groups if group]
-
-
-def evaluate(model: nn.Module, dataset: Dataset, batch_size: int, n_window: int) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, dataset: Dataset, batch_size: int, n_window: int, processes: Processes | None = None
+) -> dict[str, float]:
     """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as in `split_loss`."""
-    train_loss, val_loss = (split_loss(model, dataset.tokens[split], batch_size, n_window) for split in ("train", "val"))
+    train_loss, val_loss = (
+        split_loss(model, dataset.tokens[split], batch_size, n_window, processes) for split in ("train", "val")
+    )
     return {
         "train_loss": train_loss,
         "val_loss": val_loss,

@@ -3,8 +3,9 @@
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from configs import Config
+
+PHASES = ("data", "forward", "backward", "optimizer", "evaluate", "save")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -25,44 +28,43 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def sample_entry(step: int, text: str) -> str:
+    """A sample as it stands in samples.txt."""
+    return f"--- step {step} ---\n{text}\n\n"
+
+
 def cut_log(path: Path, step: int) -> None:
     """Keep the records up to `step`, so that a resumed run writes what an undisturbed one would have."""
     kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     os.replace(temporary, path)
-    samples = [f"--- step {r['step']} ---\n{r['text']}\n\n" for r in map(json.loads, kept) if r["kind"] == "sample"]
+    samples = [sample_entry(r["step"], r["text"]) for r in map(json.loads, kept) if r["kind"] == "sample"]
     (path.parent / "samples.txt").write_text("".join(samples), encoding="utf-8")
 
 
 class RunLog:
-    """Writes records to `folder`/log.jsonl as they come, moves the progress line, and passes numbers on to wandb."""
+    """Writes records to `folder`/log.jsonl as they come, moves the progress line, and passes numbers on to wandb.
 
-    def __init__(self, folder: Path, config: Config, start: int, quiet: bool = False):
-        self.folder, self.tokens_per_step = folder, config.optim.batch_size * config.model.context_length
+    In a process that isn't the main one it does nothing. Times are in seconds, memory in MiB.
+    """
+
+    def __init__(self, folder: Path, config: Config, start: int, flops_per_token: float, peak_flops: float, is_main: bool = True):
+        self.folder, self.is_main = folder, is_main
+        self.tokens_per_step = config.optim.batch_size * config.model.context_length
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.clock, self.logged = time.perf_counter(), start
-        self.file = open(folder / "log.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in `close`)
-        self.bar = tqdm(total=config.optim.max_steps, initial=start, unit="step", dynamic_ncols=True, smoothing=0.1, disable=quiet)
-        if not self.bar.disable and not self.bar.fp.isatty():
+        self.file = open(folder / "log.jsonl" if is_main else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.bar = tqdm(total=config.optim.max_steps, initial=start, unit="step", dynamic_ncols=True, disable=not is_main)
+        if is_main and not self.bar.fp.isatty():
             self.bar.mininterval = 15.0  # a log file wants a line now and then
-        self.wandb = self._start_wandb(folder, config) if config.run.wandb else None
-
-    def _start_wandb(self, folder: Path, config: Config):
-        """A wandb run, offline where there is no account; a tracker that fails is a warning and the local log goes on."""
-        try:
-            import wandb
-
-            mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
-            return wandb.init(
-                project="glassgpt", name=folder.name, dir=str(folder), mode=mode, config=config.to_dict(), settings=wandb.Settings(silent=True)
-            )
-        except Exception as error:  # whatever a tracker does must not end a run
-            self.say(f"warning: wandb is off ({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''})")
-            return None
+        self.wandb = start_wandb(folder, config, self.say) if config.run.wandb and is_main else None
 
     def say(self, text: str) -> None:
         """Print a line without breaking the progress line."""
-        self.bar.write(text)
+        if self.is_main:
+            self.bar.write(text)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one record. A NaN or infinity is written as JSON's null."""
@@ -71,25 +73,34 @@ class RunLog:
         if self.wandb and kind != "sample":
             try:
                 self.wandb.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
-            except Exception as error:  # as above
+            except Exception as error:  # a tracker that fails must not end a run
                 self.say(f"warning: wandb is off from step {step} ({type(error).__name__})")
                 self.wandb = None
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is done inside (evaluating, saving) doesn't count into tokens per second."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is done inside as `name`, one of PHASES. (On CUDA, forward and backward are the time to queue them.)"""
         began = time.perf_counter()
         yield
-        self.clock += time.perf_counter() - began
+        self.seconds[name] += time.perf_counter() - began
 
     def train(self, step: int, loss: float, lr: float, grad_norm: float) -> None:
-        """Record the update that made step `step`: its loss (nats per token), rate and gradient norm before clipping; move the progress line."""
+        """Record the update that made `step`: loss (nats per token), rate, gradient norm before clipping; move the progress line.
+
+        Tokens per second do not count the time spent evaluating and saving. `mfu` is the model FLOPs utilisation (Chowdhery et
+        al. 2022, "PaLM", appendix B) against the rate of this machine's own matrix product.
+        """
         now = time.perf_counter()
-        speed = (step - self.logged) * self.tokens_per_step / (now - self.clock)
-        self.clock, self.logged = now, step
-        self.write("train", step, loss=loss, lr=lr, grad_norm=grad_norm, tokens_per_second=round(speed))
-        self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
-        self.bar.update(step - self.bar.n)
+        training = now - self.clock - self.seconds["evaluate"] - self.seconds["save"]
+        speed = (step - self.logged) * self.tokens_per_step / max(training, 1e-9)
+        seconds = {name: round(value, 4) for name, value in self.seconds.items()}
+        numbers = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_second": round(speed)}
+        numbers |= {"mfu": round(speed * self.flops_per_token / self.peak_flops, 4), "memory": peak_memory()}
+        self.write("train", step, **numbers, seconds=seconds)
+        self.clock, self.logged, self.seconds = now, step, dict.fromkeys(PHASES, 0.0)
+        if self.is_main:
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+            self.bar.update(step - self.bar.n)
 
     def evaluation(self, step: int, losses: dict[str, float], sample: str, is_best: bool) -> None:
         """Record and print an evaluation; the sample goes to the log and to samples.txt."""
@@ -98,10 +109,10 @@ class RunLog:
             f"step {step:>6,}: loss {losses['train_loss']:.4f} on training, {losses['val_loss']:.4f} on validation data "
             f"(perplexity {losses['val_perplexity']:.2f}, {losses['val_bits_per_byte']:.3f} bits per byte)" + " *" * is_best
         )
-        if sample:
+        if sample and self.is_main:
             self.write("sample", step, text=sample)
             with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
-                file.write(f"--- step {step} ---\n{sample}\n\n")
+                file.write(sample_entry(step, sample))
 
     def close(self) -> None:
         """Finish the progress line, the file and the tracker."""
@@ -109,6 +120,46 @@ class RunLog:
         self.file.close()
         if self.wandb:
             self.wandb.finish()
+
+
+def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any:
+    """A wandb run, offline where there is no account, the same one when a run goes on;
+
+    None, and a warning, where it can't be had.
+    """
+    try:
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
+        remembered = folder / "wandb_id"
+        if not remembered.exists():
+            remembered.write_text(wandb.util.generate_id(), encoding="utf-8")
+        settings = wandb.Settings(silent=True, init_timeout=20)
+        place = {"project": "glassgpt", "name": folder.name, "dir": str(folder), "mode": mode}
+        return wandb.init(
+            **place, id=remembered.read_text(encoding="utf-8"), resume="allow", config=config.to_dict(), settings=settings
+        )
+    except Exception as error:  # whatever a tracker does must not end a run
+        reason = (str(error).strip() or "no reason given").splitlines()[0][:120]
+        say(f"warning: wandb is off, the local log goes on ({type(error).__name__}: {reason})")
+        return None
+
+
+def peak_memory() -> int:
+    """The most memory this process has held so far, in MiB:
+
+    on the GPU if it uses one, else resident; 0 where it can't be told.
+    """
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() >> 20
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak >> (20 if sys.platform == "darwin" else 10)  # bytes on macOS, KiB on Linux
 
 
 def plot_losses(folder: Path) -> None:

@@ -11,8 +11,8 @@ from configs import OptimConfig
 def learning_rate(step: int, optim: OptimConfig) -> float:
     """The rate of update number `step`, counted from 0.
 
-    It rises linearly over `warmup_steps` to `lr`, then falls to `min_lr`, which the update behind the last would have: along half a cosine (Loshchilov and
-    Hutter 2017, equation 5), on a line, or not at all.
+    It rises linearly over `warmup_steps` to `lr`, then falls to `min_lr`, which the update behind the last would have: along half
+    a cosine (Loshchilov and Hutter 2017, equation 5), on a line, or not at all.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / (optim.warmup_steps + 1)
@@ -37,8 +37,9 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 def make_optimizers(model: nn.Module, optim: OptimConfig) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest; decay touches the blocks' matrices alone.
 
-    Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest matrix with orthonormal rows or columns. Scaled to the size of AdamW's
-    updates (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2), so that one learning rate serves both.
+    Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest matrix with orthonormal rows or columns. Scaled to the
+    size of AdamW's updates (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2), so that one learning rate serves
+    both.
     """
     blocks, embeddings, vectors = parameter_groups(model)
     plain = [{"params": embeddings, "weight_decay": 0.0}, {"params": vectors, "weight_decay": 0.0}]

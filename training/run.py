@@ -7,9 +7,11 @@ import shutil
 import signal
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from configs import Config
 from data.batches import Dataset, n_windows
@@ -17,41 +19,41 @@ from data.tokenizer import Tokenizer
 from errors import UserError
 from model.generate import generate
 from model.gpt import GPT
-from training.checkpoint import BEST, LATEST, Checkpoint, load
+from training.checkpoint import BEST, LATEST, Checkpoint, find, load, load_weights
+from training.distributed import Processes, gather
 from training.log import cut_log
 
-MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.txt", "attention", "wandb")
+MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.txt", "attention", "wandb", "wandb_id")
 
 FREE_ON_RESUME = {
-    "data", "micro_batch_size", "out", "eval_every", "eval_batches", "save_every", "log_every", "sample_tokens",
-    "wandb", "resume", "init_from", "stop_at", "max_minutes", "overwrite",
+    "data", "micro_batch_size", "out", "eval_every", "eval_batches", "save_every", "log_every", "sample_tokens", "probe_tokens",
+    "wandb", "resume", "init_from", "stop_at", "patience", "max_minutes", "overwrite", "strategy", "recompute",
 }  # fmt: skip
 """Fields that leave a step's mathematics alone; any other must be the same when a run goes on."""
 
-SAME_BUT_FOR_ROUNDING = {"device", "threads", "compile", "attention"}
+SAME_BUT_FOR_ROUNDING = {"device", "threads", "compile", "attention", "deterministic"}
 """Fields that may change when a run goes on, at the price of the last bits."""
 
 
 def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpoint | None]:
-    """The run folder, the configuration to go on with, and the checkpoint to go on from (None: from the start).
+    """The run folder, the configuration to go on with, and the checkpoint to go on from (None: from the start). Nothing is
+    touched.
 
-    `config` is unresolved. A folder that holds a run is touched only with `resume` or `overwrite`. Raises UserError otherwise, and
-    where the checkpoint is of other data or of another configuration.
+    Raises UserError where the folder holds a run and neither `resume` nor `overwrite` is set, and where the checkpoint is of
+    other data or of another configuration.
     """
     folder, run = Path(config.run.out), config.run
-    holds = [name for name in MADE_BY_A_RUN if (folder / name).exists()]
-    if run.resume and (folder / LATEST).exists():
-        checkpoint = load(folder / LATEST)
-        config = merge_on_resume(config, Config.from_dict(checkpoint.config))
-        if checkpoint.dataset != dataset.fingerprint:
-            raise UserError(f"{dataset.folder} is not the data that {folder} was trained on: prepare that again, or start a new run with --out")
-        return folder, config, checkpoint
-    if holds and not run.resume and not run.overwrite:
-        raise UserError(f"{folder} holds a run already: --resume goes on with it, --overwrite replaces it, --out FOLDER starts another")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, where the run folder should be: give another with --out")
-    for name in holds:
-        (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
+    if run.resume and (folder / LATEST).exists():
+        checkpoint = load(folder / LATEST)
+        if checkpoint.dataset != dataset.fingerprint:
+            raise UserError(
+                f"{folder} was trained on other data than {dataset.folder} holds: prepare that again, or give another --out"
+            )
+        return folder, merge_on_resume(config, Config.from_dict(checkpoint.config)), checkpoint
+    if not run.resume and not run.overwrite and any((folder / name).exists() for name in MADE_BY_A_RUN):
+        raise UserError(f"{folder} holds a run: --resume goes on with it, --overwrite replaces it, --out FOLDER starts another")
     return folder, config, None
 
 
@@ -73,18 +75,52 @@ def merge_on_resume(given: Config, saved: Config) -> Config:
     return Config(**merged)
 
 
+def starting_state(config: Config, dataset: Dataset, resumed: Checkpoint | None, model: GPT) -> Checkpoint:
+    """The state to start from, its weights put into `model`:
+
+    the checkpoint's, or step 0, with another run's weights if `init_from` names it.
+    """
+    if resumed:
+        load_weights(model, resumed, config.run.out)
+        return dataclasses.replace(resumed, config=config.to_dict(), model={})
+    if config.run.init_from:
+        source = find(config.run.init_from)
+        load_weights(model, load(source), source)
+    return Checkpoint(0, {}, config.to_dict(), dataset.tokenizer_spec, dataset.fingerprint)
+
+
+def snapshot(model: GPT, optimizers: list[Optimizer], scaler: torch.amp.GradScaler, keep: bool) -> dict[str, Any]:
+    """The `model`, `optimizer` and `scaler` of a Checkpoint, copied so that training can go on.
+
+    All processes take part; those with `keep` False get no tensors.
+    """
+    weights = model.state_dict()
+    tied = weights.pop("unembed.weight") if model.config.tie_embeddings else None
+    weights = gather(weights, keep)
+    if tied is not None:
+        weights["unembed.weight"] = weights["embed.weight"]  # one tensor, in memory and on disk
+    moments = [gather(optimizer.state_dict(), keep) for optimizer in optimizers]
+    return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
+
+
 def start_folder(folder: Path, config: Config, checkpoint: Checkpoint | None) -> None:
-    """Write config.json, from which the run can be repeated, and cut the log back to the checkpoint."""
+    """Make the folder ready: without a checkpoint, empty of what a run before left; with one, its log cut back to that step.
+
+    Writes config.json, from which the run can be repeated.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in MADE_BY_A_RUN if checkpoint is None else ():
+        if (folder / name).exists():
+            (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
+    cut_log(folder / "log.jsonl", checkpoint.step if checkpoint else -1)
     repeatable = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=False, overwrite=False))
     (folder / "config.json").write_text(json.dumps(repeatable.to_dict(), indent=2) + "\n", encoding="utf-8")
-    cut_log(folder / "log.jsonl", checkpoint.step if checkpoint else -1)
 
 
-def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer, start: int) -> str:
+def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer, start: int, processes: Processes) -> str:
     """The lines printed before the first step: device, precision, parameters, data, tokens per step spelt out, epochs."""
     optim, run, shape = config.optim, config.run, config.model
-    micro = optim.micro_batch_size or optim.batch_size
+    micro = optim.micro_batch_size or optim.batch_size // processes.count
     train, val = len(dataset.tokens["train"]), len(dataset.tokens["val"])
     tokens_per_step = optim.batch_size * shape.context_length
     epochs = optim.max_steps * optim.batch_size / n_windows(train, shape.context_length)
@@ -95,24 +131,23 @@ def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer
         + ("compiled" if run.compile == "on" else "not compiled"),
         f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, width {shape.d_model}, "
         f"{shape.positions} positions, {shape.norm}, {shape.mlp}",
-        f"data     {dataset.folder}: {train:,} tokens to train on, {val:,} to validate; {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,}",
-        f"step     micro-batch {micro} x accumulation {optim.batch_size // micro} x processes 1 x context {shape.context_length} "
-        f"= {tokens_per_step:,} tokens",
-        f"run      {optim.max_steps:,} steps of {optim.optimizer} = {optim.max_steps * tokens_per_step:,} tokens = {epochs:.2f} epochs"
-        + (f", going on from step {start:,}" if start else "")
-        + f" -> {run.out}",
+        f"data     {dataset.folder}: {train:,} training and {val:,} validation tokens; "
+        f"{tokenizer.vocab_size:,} ids ({tokenizer.kind})",
+        f"step     micro-batch {micro} x accumulation {optim.batch_size // micro // processes.count} "
+        f"x processes {processes.count} x context {shape.context_length} = {tokens_per_step:,} tokens",
+        f"run      {optim.max_steps:,} steps of {optim.optimizer} = {optim.max_steps * tokens_per_step:,} tokens "
+        f"= {epochs:.2f} epochs" + (f", going on from step {start:,}" if start else "") + f" -> {run.out}",
     ]
     if shape.dropout and run.attention == "fused" and run.device == "cpu":
         lines.append("note     with dropout, fused attention on CPU holds the n^2 weights in memory, as explicit attention does")
     return "\n".join(lines)
 
 
-def farewell(step: int, best_val_loss: float, config: Config, signal_name: str | None) -> str:
-    """The last lines printed: where the run stands and what can be done with it."""
+def farewell(step: int, best_val_loss: float, config: Config, why: str) -> str:
+    """The last lines printed: where the run stands, `why` if it ended early, and what can be done with it."""
     out = config.run.out
     if step < config.optim.max_steps:
-        why = f"stopped by {signal_name}" if signal_name else "stopped as asked"
-        return f"{why} after step {step:,} of {config.optim.max_steps:,}; saved in {out}; --resume goes on"
+        return f"{why}: stopped after step {step:,} of {config.optim.max_steps:,}; saved in {out}; --resume goes on"
     return (
         f"done: best validation loss {best_val_loss:.4f}; saved in {out} (log.jsonl, loss.png, samples.txt)\n"
         f"next: python sample.py {out}\n      python attention_map.py {out} --out {out}/attention.html"
@@ -122,8 +157,9 @@ def farewell(step: int, best_val_loss: float, config: Config, signal_name: str |
 def not_finite(step: int, config: Config) -> str:
     """What to say when a run has lost its way."""
     return (
-        f"loss or gradient is not finite at step {step:,} and several before it (batch seed {config.run.seed}); best.pt is as it was. "
-        f"Lower --lr (now {config.optim.lr:g}), raise --warmup-steps (now {config.optim.warmup_steps}), or use --precision float32 (now {config.run.precision})"
+        f"loss or gradient is not finite at step {step:,} and those before it (seed {config.run.seed}); best.pt is as it was.\n"
+        f"Lower --lr (now {config.optim.lr:g}), raise --warmup-steps (now {config.optim.warmup_steps}), "
+        f"or use --precision float32 (now {config.run.precision})"
     )
 
 
@@ -134,9 +170,8 @@ def check_sizes(config: Config, dataset: Dataset) -> None:
         raise UserError(f"batch_size {optim.batch_size} does not divide into micro-batches of {optim.micro_batch_size}")
     for split, least in (("train", context + 1), ("val", 2)):
         if (found := len(dataset.tokens[split])) < least:
-            raise UserError(
-                f"the {split} split has {found:,} tokens, but a window needs {least:,}: use a longer text or a --context-length below {found:,}"
-            )
+            what = f"the {split} split has {found:,} tokens, a window needs {least:,}"
+            raise UserError(f"{what}: use a longer text or a shorter --context-length")
 
 
 def draw_sample(model: GPT, tokenizer: Tokenizer, n_token: int, seed: int) -> str:
@@ -166,7 +201,7 @@ class StopSignal:
     """Ctrl-C or SIGTERM ends the run after the step in hand, with a checkpoint; a second one ends it at once."""
 
     def __init__(self):
-        self.received: str | None = None
+        self.received = ""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
 

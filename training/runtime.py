@@ -2,11 +2,15 @@
 
 import contextlib
 import dataclasses
+import functools
+import os
 import shutil
+import time
 import warnings
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from configs import Config, RunConfig
 from errors import UserError
@@ -43,14 +47,19 @@ def resolve_device(device: str) -> str:
     if device.startswith("cuda"):
         count = torch.cuda.device_count()
         if not torch.cuda.is_available() or int(device.partition(":")[2] or 0) >= count:
-            raise UserError(f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: use --device auto or cpu")
+            raise UserError(
+                f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: use --device auto or cpu"
+            )
     if device == "mps" and not torch.backends.mps.is_available():
         raise UserError("device is mps, but this torch finds none: use --device auto or cpu")
     return device
 
 
 def resolve(config: Config) -> Config:
-    """`auto` and 0 in the run section become what this machine offers; what is set already is kept. Raises UserError where it can't be had."""
+    """`auto` and 0 in the run section become what this machine offers;
+
+    what is set already is kept. Raises UserError where it can't be had.
+    """
     run = config.run
     device = resolve_device(run.device)
     precision = best_precision(device) if run.precision == "auto" else run.precision
@@ -65,13 +74,17 @@ def resolve(config: Config) -> Config:
 
 
 def set_up(run: RunConfig) -> None:
-    """Make this process compute as `run` (resolved) says: threads, seed of the initial weights, and on CPU results that repeat bit for bit."""
+    """Make this process compute as `run` (resolved) says:
+
+    threads, seed of the initial weights, and on CPU results that repeat bit for bit.
+    """
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
-    if run.device == "cpu":
-        torch.use_deterministic_algorithms(True)  # compiled runs don't repeat without it
+    if run.device == "cpu" or run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only so
+        torch.use_deterministic_algorithms(True)  # compiled runs don't repeat without it, on CPU either
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
-    else:
+    if run.device != "cpu":
         torch.set_float32_matmul_precision("high")  # TF32 for the float32 products that autocast leaves
 
 
@@ -85,8 +98,8 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
 def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
     """The compiled model, or, in one line of warning, the eager one where compiling fails.
 
-    A compiler's troubles show only when it is put to work, so one forward and backward pass is made on `example`, tokens of the run's own
-    shape; its gradients are dropped.
+    A compiler's troubles show only when it is put to work, so one forward and backward pass is made on `example`, tokens of the
+    run's own shape; its gradients are dropped.
     """
     if run.compile == "off":
         return model
@@ -104,3 +117,47 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
         return model
     finally:
         model.zero_grad(set_to_none=True)
+
+
+def clip_gradients(model: nn.Module, largest: float) -> torch.Tensor:
+    """The norm of all gradients together, over all processes;
+
+    where it is above `largest` (0: no limit) they are scaled down to that.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest or float("inf"))
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Activation checkpointing (Chen et al.
+
+    2016): each block keeps its input alone and is computed again in the backward pass.
+    """
+    for block in model.blocks:
+        block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
+
+
+def matrix_rate(device: str, precision: str, size: int = 1024) -> float:
+    """FLOPs per second of a product of two square matrices here and now: the best of a few."""
+    a = torch.randn(size, size, device=device, dtype=DTYPES[precision])
+    best = float("inf")
+    for _ in range(4):
+        began = time.perf_counter()
+        for _ in range(3):
+            product = a @ a
+        product[0, 0].item()  # waits for a GPU
+        best = min(best, (time.perf_counter() - began) / 3)
+    return 2 * size**3 / best
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """6 N + 12 n_layer d_model T: forward and backward through the N weights that multiply, and attention's two products.
+
+    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that aren't tied, learned positions)
+    doesn't count into N.
+    """
+    config = model.config
+    looked_up = 0 if config.tie_embeddings else model.embed.weight.numel()
+    looked_up += config.context_length * config.d_model if config.positions == "learned" else 0
+    n_weight = sum(p.numel() for p in model.parameters()) - looked_up
+    return 6 * n_weight + 12 * config.n_layer * config.d_model * config.context_length

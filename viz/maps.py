@@ -144,8 +144,8 @@ _SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
 
 
 def label(piece: bytes) -> str:
-    """A token as visible text: spaces, newlines and tabs as signs; bytes that are no whole character in hex; a character that can't
-    be seen, or would rearrange its neighbours, by its code point.
+    """A token as visible text: spaces, newlines and tabs as signs; bytes that are no whole character in hex; a character that
+    can't be seen, or would rearrange its neighbours, by its code point.
 
     >>> label(b" the"), label(b"\\n"), label(b"\\xe2\\x80"), label("\\u202e".encode())
     ('␣the', '↵', '⟨E2 80⟩', '⟨U+202E⟩')
@@ -173,7 +173,7 @@ def _kind(character: str) -> str:
 
 
 def word_index(pieces: Sequence[bytes]) -> list[int]:
-    """The number, from 0, of the word each token belongs to: a run of letters and digits or of signs, with the white space before it.
+    """The number, from 0, of the word each token belongs to: a run of letters and digits, or of signs, and the white space before.
 
     Newlines stand apart; a token that is half a character goes with what stands before it.
 

@@ -51,8 +51,8 @@ def _snapshots(folder: Path) -> dict[int, Path]:
 def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> None:
     """Write the attention of `model` (eager, in eval mode) over the start of `tokens`, and its heads' role scores, to step-N.npz.
 
-    Two short forwards; no random state is touched. At most MAX_TOKENS tokens are read, `folder` never grows past MAX_FOLDER bytes,
-    and a file is there whole or not at all.
+    Two short forwards; no random state is touched. At most MAX_TOKENS tokens are read, `folder` keeps to MAX_FOLDER bytes, and a
+    file is there whole or not at all.
     """
     n_heads = model.config.n_layer * model.config.n_head
     n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))

@@ -15,7 +15,7 @@ from viz.maps import AttentionMaps
 
 LOCAL = 8
 """Tokens of the local window, the query's own included."""
-THRESHOLD = 0.3
+THRESHOLD = 0.4
 """Share of the way from uniform attention to a perfect head from which a head is called by a role; a convention of ours."""
 ROLES = {
     "previous": "the token just before (Voita et al. 2019, a positional head)",
@@ -26,9 +26,9 @@ ROLES = {
     "punctuation": "punctuation marks and newlines (Clark et al. 2019)",
     "local": f"the last {LOCAL} tokens, itself included",
 }
-"""Role -> where such a head looks. In full: Voita et al., "Analyzing Multi-Head Self-Attention"; Xiao et al., "Efficient Streaming
-Language Models with Attention Sinks"; Wang et al., "Interpretability in the Wild"; Olsson et al., "In-context Learning and Induction
-Heads"; Clark et al., "What Does BERT Look At?"."""
+"""Role -> where such a head looks. Voita et al., "Analyzing Multi-Head Self-Attention"; Xiao et al., "Efficient Streaming Language
+Models with Attention Sinks"; Wang et al., "Interpretability in the Wild"; Olsson et al., "In-context Learning and Induction Heads";
+Clark et al., "What Does BERT Look At?"."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def distance_profile(weights_HTS: np.ndarray) -> np.ndarray:
 def induction_scores(model: GPT, n_row: int = 4) -> tuple[np.ndarray, float]:
     """(L, H) induction scores on `n_row` rows of random tokens said twice, and the uniform baseline.
 
-    A row is R R, R of up to 32 tokens, all different where the vocabulary allows: the second time, what comes next can be known only
-    by looking back (Olsson et al. 2022, "prefix matching score"). Draws from a generator of its own: no random state is touched.
+    A row is R R, R of up to 32 tokens, all different where the vocabulary allows: the second time, what comes next can be known
+    only by looking back (Olsson et al. 2022, "prefix matching score"). Draws from a generator of its own.
     """
     random, half = np.random.default_rng(0), max(1, min(32, model.config.context_length // 2))
     once = [random.choice(model.vocab_size, half, replace=model.vocab_size < half) for _ in range(n_row)]
@@ -144,7 +144,7 @@ def excess(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 
 def name_roles(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """The role of each head (...,): the one it is farthest in, from THRESHOLD up; "local" if no narrower one fits; else "mixed"."""
+    """The role of each head (...,): the one it is farthest in, from THRESHOLD up; "local" if no narrower fits; else "mixed"."""
     roles, share = list(ROLES), excess(scores, uniform)
     narrow = share[..., :-1].argmax(-1)
     names = np.where(share[..., -1] >= THRESHOLD, "local", "mixed")
@@ -153,8 +153,8 @@ def name_roles(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Within the block each (layer, head) puts out zeros; the other heads go on (Michel et al. 2019, "Are Sixteen Heads Really Better
-    than One?", section 2). Raises ValueError for a head that isn't there."""
+    """Within the block each (layer, head) puts out zeros; the others go on (Michel et al. 2019, "Are Sixteen Heads Really Better than
+    One?", section 2). Raises ValueError for a head that isn't there."""
     wanted: dict[int, list[int]] = {}
     for layer, head in heads:
         if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
@@ -179,3 +179,28 @@ def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]
     finally:
         for layer, attention in attentions.items():
             attention.attend = originals[layer]
+
+
+def report(roles: HeadRoles, layers: Sequence[int], heads: Sequence[int]) -> dict:
+    """The measurements as plain containers for JSON, a dictionary a head; NaN becomes None."""
+
+    def plain(values: np.ndarray) -> list:
+        return [None if np.isnan(value) else float(value) for value in values]
+
+    names = roles.names()
+    return {
+        "roles": {role: about for role, about in ROLES.items()},
+        "uniform": dict(zip(ROLES, plain(roles.uniform), strict=True)),
+        "heads": [
+            {
+                "layer": layer,
+                "head": head,
+                "role": str(names[i, j]),
+                "scores": dict(zip(ROLES, plain(roles.scores[i, j]), strict=True)),
+                "entropy_bits": float(roles.entropy[i, j]),
+                "distance_profile": plain(roles.profile[i, j]),
+            }
+            for i, layer in enumerate(layers)
+            for j, head in enumerate(heads)
+        ],
+    }
