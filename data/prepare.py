@@ -222,9 +222,13 @@ def prepare(options: Options) -> int:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
     try:
         with (fresh / "train.bin").open("w+b") as train, (fresh / "val.bin").open("w+b") as val:
-            with _progress(corpus, "encode") as bar:
-                tokens, separators = write_tokens(corpus.documents(bar.update), tokenizer, in_val, (train, val))
-            if corpus.records != records:
+            try:
+                with _progress(corpus, "encode") as bar:
+                    tokens, separators = write_tokens(corpus.documents(bar.update), tokenizer, in_val, (train, val))
+                changed = corpus.records != records
+            except UserError:  # the first pass met neither unreadable text nor an unknown character
+                changed = True
+            if changed:
                 raise UserError(f"{corpus.name} changed while it was read; start again when it is at rest")
             n_bytes = [sum(survey.bytes), 0]
             if n_documents == 1:

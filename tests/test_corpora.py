@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+from collections import Counter
 
 import pytest
 
@@ -261,6 +262,8 @@ def test_stdlib_needs_no_network():
     assert len(documents) > 300
     assert any("def dataclass(" in text for text in documents)
     assert not any("class TestCase" in text and "test_support" in text for text in documents)
+    assert all(file.key.endswith(".py") for file in corpus.sources[0].list_files(Counter()))
+    assert not any("site-packages" in file.key for file in corpus.sources[0].list_files(Counter()))
     assert "binary files skipped" not in events
     assert corpus.records == open_corpus(["stdlib"]).hash_sources()
 

@@ -61,13 +61,16 @@ def test_sinusoid_by_hand():
     )
 
 
-def test_sinusoidal_adds_to_embeddings_of_its_size():
-    """Section 3.4: embeddings are multiplied by sqrt(d_model)."""
+def test_sinusoidal_has_the_size_of_the_embeddings():
+    """Sines and cosines have a root mean square of 1 / sqrt(2), embeddings one of 0.02 at the start."""
     embedded, positions = torch.randn(3, 4, 8), torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8], [2, 3, 4, 5]])
     positioned = kind("sinusoidal")
-    assert_close(positioned.add(embedded, positions), embedded * 8**0.5 + sinusoid(positions, 8), rtol=0, atol=8 * ULP)
-    assert_close(positioned.add(embedded, positions[:1]), embedded * 8**0.5 + sinusoid(positions[0], 8), rtol=0, atol=8 * ULP)
+    for given in (positions, positions[:1]):
+        expected = embedded + 0.02 * math.sqrt(2) * sinusoid(given, 8)
+        assert_close(positioned.add(embedded, given), expected, rtol=0, atol=8 * ULP)
     assert positioned.rotation(positions) is None
+    assert abs(positioned.add(torch.zeros(1, 16, 8), torch.arange(16)[None]).square().mean().sqrt() - 0.02) < 20 * ULP
+    assert positioned.add(embedded.bfloat16(), positions).dtype == torch.bfloat16
 
 
 # --- learned, none ---

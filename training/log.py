@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -133,7 +134,7 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
         remembered = folder / "wandb_id"
         if not remembered.exists():
-            remembered.write_text(wandb.util.generate_id(), encoding="utf-8")
+            remembered.write_text(secrets.token_hex(4), encoding="utf-8")
         settings = wandb.Settings(silent=True, init_timeout=20)
         place = {"project": "glassgpt", "name": folder.name, "dir": str(folder), "mode": mode}
         return wandb.init(

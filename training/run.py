@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import platform
 import shutil
 import signal
 from pathlib import Path
@@ -22,6 +21,7 @@ from model.gpt import GPT
 from training.checkpoint import BEST, LATEST, Checkpoint, find, load, load_weights
 from training.distributed import Processes, gather
 from training.log import cut_log
+from training.runtime import device_name
 
 MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.txt", "attention", "wandb", "wandb_id")
 
@@ -108,7 +108,10 @@ def start_folder(folder: Path, config: Config, checkpoint: Checkpoint | None) ->
 
     Writes config.json, from which the run can be repeated.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the run folder {folder} can't be made ({error.strerror}): give another with --out") from None
     for name in MADE_BY_A_RUN if checkpoint is None else ():
         if (folder / name).exists():
             (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
@@ -125,10 +128,9 @@ def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer
     tokens_per_step = optim.batch_size * shape.context_length
     epochs = optim.max_steps * optim.batch_size / n_windows(train, shape.context_length)
     parameters = sum(p.numel() for p in model.parameters())
-    name = torch.cuda.get_device_name(run.device) if run.device.startswith("cuda") else platform.processor() or platform.machine()
     lines = [
-        f"device   {run.device} ({name}, {run.threads} threads), {run.precision}, {run.attention} attention, "
-        + ("compiled" if run.compile == "on" else "not compiled"),
+        f"device   {run.device} ({device_name(run.device)}, {run.threads} threads), {run.precision}, "
+        f"{run.attention} attention, compile {run.compile}",
         f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, width {shape.d_model}, "
         f"{shape.positions} positions, {shape.norm}, {shape.mlp}",
         f"data     {dataset.folder}: {train:,} training and {val:,} validation tokens; "

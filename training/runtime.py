@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import os
+import platform
 import shutil
+import sys
 import time
-import warnings
 
 import torch
 from torch import nn
@@ -20,6 +21,13 @@ ATTENTION: dict[str, Attend] = {"fused": fused_attention, "explicit": explicit_a
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_PAYS_AFTER = 1000
 """Steps from which compiling, a minute at most, is paid back on a GPU."""
+
+
+def device_name(device: str) -> str:
+    """What the hardware calls itself."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return str(torch.cpu.get_capabilities().get("cpu_name") or platform.machine())
 
 
 def best_device() -> str:
@@ -104,7 +112,7 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
     if run.compile == "off":
         return model
     if run.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
-        warnings.warn("compile is on, but no C++ compiler is on the PATH: going on without (install g++ to use it)", stacklevel=2)
+        print("warning: compile is on, but there is no C++ compiler on the PATH: going on without it", file=sys.stderr)
         return model
     try:
         compiled = torch.compile(model)
@@ -113,7 +121,7 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
         return compiled
     except Exception as error:  # whatever the compiler raises; the eager model raises its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-        warnings.warn(f"compile is on, but compiling failed: going on without ({type(error).__name__}: {reason})", stacklevel=2)
+        print(f"warning: compiling failed, going on without it ({type(error).__name__}: {reason})", file=sys.stderr)
         return model
     finally:
         model.zero_grad(set_to_none=True)

@@ -1,12 +1,14 @@
 """Pictures for papers and slides, PNG or SVG by the file's name. matplotlib is imported when one is drawn."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from viz.colour import colour_scale
 from viz.maps import AttentionMaps
+from viz.probe import Probe
 from viz.roles import ROLES, THRESHOLD, HeadRoles, excess
 
 MAX_LABELS = 100
@@ -53,7 +55,7 @@ def draw_maps(maps: AttentionMaps, roles: HeadRoles, title: str, path: Path) -> 
         for j, head in enumerate(maps.heads):
             panel = axes[i, j]
             panel.patch.set(**_HATCHED)
-            image = panel.imshow(shown[j], cmap=colours, norm=norm, interpolation="nearest" if n_token <= 128 else "antialiased")
+            image = panel.imshow(shown[j], cmap=colours, norm=norm, interpolation="nearest")
             panel.set_title(f"L{layer} H{head}  {called[i, j]}", fontsize=11 if single else 7)
             panel.set(xticks=[], yticks=[])
     if single and n_token <= MAX_LABELS:
@@ -65,14 +67,15 @@ def draw_maps(maps: AttentionMaps, roles: HeadRoles, title: str, path: Path) -> 
         panel.set(xticks=range(0, n_token, 64), yticks=range(0, n_token, 64))
     figure.supxlabel("key: the token looked at", fontsize=9)
     figure.supylabel("query: the token that looks", fontsize=9)
-    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 3.0 / (side * n_layer)), ticks=[0, 0.01, 0.1, 0.3, 1], label="attention weight")
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 3.0 / (side * n_layer)), ticks=[0, 0.01, 0.1, 0.3, 1])
+    bar.set_label("attention weight", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     figure.suptitle(_plain(title), fontsize=11)
     _save(figure, path)
 
 
 def draw_roles(roles: HeadRoles, layers: list[int], heads: list[int], title: str, path: Path) -> None:
-    """The role table: a line a head, a column a role, mean weight in percent; the ground is the distance from uniform attention."""
+    """The role table: a line a head, a column a role, mean weight in percent; the ground is how far from uniform attention."""
     from matplotlib.colors import ListedColormap
 
     n_row = len(layers) * len(heads)
@@ -96,21 +99,21 @@ def draw_roles(roles: HeadRoles, layers: list[int], heads: list[int], title: str
     _save(figure, path)
 
 
-def draw_learning(learning, title: str, path: Path) -> None:
-    """Loss over training, and below it how far the strongest head of each role has come from uniform attention towards a perfect head."""
-    figure, axes = _figure(7, 5.6, 2)
+def draw_learning(probe: Probe, curve: Sequence[tuple[int, float, float]], title: str, path: Path) -> None:
+    """Loss over training, and how far the strongest head of each role has come from uniform attention to a perfect head."""
+    figure, axes = _figure(8, 5.6, 2)
     (loss,), (strength,) = axes
-    steps = [step for step, _, _ in learning.curve]
+    steps = [step for step, _, _ in curve]
     for index, name in ((1, "training split"), (2, "validation split")):
-        loss.plot(steps, [point[index] for point in learning.curve], marker=".", label=name)
+        loss.plot(steps, [point[index] for point in curve], marker=".", label=name)
     loss.set(ylabel="loss (nats per token)", title=_plain(title))
-    share = excess(learning.probe.scores, learning.probe.uniform)
+    share = excess(probe.scores, probe.uniform)
     for index, role in enumerate(ROLES):
-        strength.plot(learning.probe.steps, share[..., index].max((1, 2)), marker=".", label=role)
+        strength.plot(probe.steps, share[..., index].max((1, 2)), marker=".", label=role)
     strength.axhline(THRESHOLD, color="0.6", linestyle=":", linewidth=1)
     strength.set(xlabel="step", ylabel="strongest head\n0 uniform, 1 perfect", ylim=(-0.05, 1.05))
     strength.sharex(loss)
     for panel in (loss, strength):
         panel.grid(alpha=0.25)
-        panel.legend(fontsize=8, ncols=2)
+        panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     _save(figure, path)

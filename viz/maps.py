@@ -173,7 +173,7 @@ def _kind(character: str) -> str:
 
 
 def word_index(pieces: Sequence[bytes]) -> list[int]:
-    """The number, from 0, of the word each token belongs to: a run of letters and digits, or of signs, and the white space before.
+    """The number, from 0, of each token's word: a run of letters and digits, or of signs, and the white space before.
 
     Newlines stand apart; a token that is half a character goes with what stands before it.
 

@@ -9,8 +9,8 @@ const N = D.tokens.length;
 const HEADS = D.layers.flatMap((layer, i) => D.heads.map((head, j) => ({
   layer, head, name: `L${layer} H${head}`, called: D.roles.called[i][j], roles: D.roles.scores[i][j],
 })));
-const DIGITS = D.dtype === "float32" ? 4 : 2;  // of the equation's numbers: what the stored q and k still tell
-const WEIGHT_DIGITS = D.dtype === "float32" ? 4 : 3;
+const DIGITS = D.bits === 32 ? 4 : 2;  // of the equation's numbers: as many as the stored q and k still tell
+const WEIGHT_DIGITS = D.bits === 32 ? 4 : 3;
 const state = {view: "overview", head: 0, query: N - 1, key: null, words: false, source: "head", kept: false};
 
 // ---------- small helpers ----------
@@ -49,25 +49,15 @@ function decode(id) {
   for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
   return bytes;
 }
-let halfTable = null;
-function fromHalf(halves) {  // IEEE 754 binary16, by a table of all 65,536
-  if (!halfTable) {
-    halfTable = new Float32Array(65536);
-    for (let h = 0; h < 65536; h++) {
-      const sign = h >> 15 ? -1 : 1, exponent = (h >> 10) & 31, fraction = h & 1023;
-      if (exponent === 31) halfTable[h] = fraction ? NaN : sign * Infinity;
-      else halfTable[h] = sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * fraction / 1024);
-    }
-  }
-  return Float32Array.from(halves, (h) => halfTable[h]);
-}
 function arrays(h) {
   if (!h.q) {
-    const bytes = decode(`head-${h.layer}-${h.head}`), size = N * D.dHead;
-    const flat = D.dtype === "float32" ? new Float32Array(bytes.buffer) : fromHalf(new Uint16Array(bytes.buffer));
-    h.q = flat.subarray(0, size);
-    h.k = flat.subarray(size, 2 * size);
-    h.v = D.values ? flat.subarray(2 * size) : null;
+    const bytes = decode(`head-${h.layer}-${h.head}`), names = D.values ? ["q", "k", "v"] : ["q", "k"], size = N * D.dHead;
+    const scales = D.bits === 16 ? new Float32Array(bytes.buffer, 0, names.length * D.dHead) : null;  // one a channel
+    names.forEach((name, part) => {
+      if (!scales) { h[name] = new Float32Array(bytes.buffer, 4 * part * size, size); return; }
+      const whole = new Int16Array(bytes.buffer, scales.byteLength + 2 * part * size, size), first = part * D.dHead;
+      h[name] = Float32Array.from(whole, (x, i) => x * scales[first + i % D.dHead]);
+    });
   }
   return h;
 }
@@ -78,8 +68,15 @@ function dot(h, t, s) {
 }
 function scores(h) {
   arrays(h);
-  const matrix = new Float32Array(N * N).fill(-Infinity), root = Math.sqrt(D.dHead);
-  for (let t = 0; t < N; t++) for (let s = 0; s < N; s++) if (allowed(t, s)) matrix[t * N + s] = dot(h, t, s) / root;
+  const matrix = new Float32Array(N * N).fill(-Infinity), root = Math.sqrt(D.dHead), {q, k} = h, d = D.dHead;
+  for (let t = 0; t < N; t++) {
+    for (let s = 0; s < N; s++) {
+      if (!allowed(t, s)) continue;
+      let sum = 0;
+      for (let i = 0, a = t * d, b = s * d; i < d; i++) sum += q[a + i] * k[b + i];
+      matrix[t * N + s] = sum / root;
+    }
+  }
   return matrix;
 }
 function weights(h) {
@@ -735,16 +732,16 @@ async function learningShow() {
   momentShow();
 }
 function momentShow() {
-  const n = L.tokens.length, ahead = (t, s) => s > t;
+  const n = L.tokens.length, forbidden = (t, s) => !allowed(t, s);
   learned.forEach((h, i) => {
     const called = L.called[moment][h.layer][h.head];
-    thumbnail(h.canvas, snapshotMatrix(moment, i), n, ahead);
+    thumbnail(h.canvas, snapshotMatrix(moment, i), n, forbidden);
     h.role.textContent = called;
     h.role.classList.toggle("called", called !== "mixed");
     h.canvas.parentElement.setAttribute("aria-label", `Layer ${h.layer}, head ${h.head}: ${called}`);
     h.canvas.parentElement.setAttribute("aria-current", i === watched);
   });
-  bigView.set(snapshotMatrix(moment, watched), n, L.tokens.map(([label]) => label), ahead, shade);
+  bigView.set(snapshotMatrix(moment, watched), n, L.tokens.map(([label]) => label), forbidden, shade);
   bigTitle();
   const step = L.steps[moment].toLocaleString("en"), at = nearest(L.curve.map(([s]) => s), L.steps[moment]);
   $("moment-label").textContent = `step ${step}`;
@@ -763,7 +760,7 @@ function momentShow() {
 }
 function bigTitle() {
   const h = learned[watched], {query, key, matrix, n} = bigView;
-  const cell = query === null || key === null ? [] : [": ", token(L.tokens[query][0]), " → ", token(L.tokens[key][0]), key > query ? " forbidden" : ` ${Math.round(100 * matrix[query * n + key])} %`];
+  const cell = query === null || key === null ? [] : [": ", token(L.tokens[query][0]), " → ", token(L.tokens[key][0]), !allowed(query, key) ? " forbidden" : ` ${Math.round(100 * matrix[query * n + key])} %`];
   $("big-title").replaceChildren(`Layer ${h.layer}, head ${h.head}`, ...cell);
 }
 function nearest(steps, step) {
@@ -828,8 +825,7 @@ function go(view, focus = false) {
 }
 function start() {
   $("facts").textContent = [...D.facts, plural(N, "token")].join(" · ");
-  if (D.error) $("precision").textContent = `Queries and keys are kept in ${D.dtype} here: no weight is off by more than ${percent(D.error).replace(" %", "")} percentage points.`;
-  if (D.error && D.error < 5e-4) $("precision").textContent = `Queries and keys are kept in half precision here: weights agree with the model’s within ${D.error.toExponential(0)}.`;
+  if (D.bits === 16) $("precision").textContent = `Queries and keys are kept in 16 bits here: weights agree with the model’s within ${(100 * D.error).toFixed(3)} %.`;
   HEADS.forEach((h, i) => $("pick").append(make("option", {value: i}, h.called === "mixed" ? h.name : `${h.name} · ${h.called}`)));
   if (!D.whole) {
     $("source").querySelector('[value="rollout"]').remove();  // it needs every layer

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from model.attention import Mask
 from model.gpt import GPT
-from viz.maps import read_text
-from viz.roles import ROLES, THRESHOLD, excess, induction_scores, measure_roles
+from viz.maps import Decode, read_text
+from viz.roles import ROLES, THRESHOLD, excess, induction_scores, measure_roles, role_targets, target_weight
 
 MAX_TOKENS = 128
 MAX_SNAPSHOT = 1 << 20
@@ -20,12 +21,17 @@ MAX_FOLDER = 16 << 20
 """Bytes of all snapshots together; beyond, those that stand closest in time are dropped."""
 
 
+_FIELDS = ("tokens", "window", "weights", "scores", "uniform", "entropy")
+
+
 @dataclass(frozen=True)
 class Probe:
     """The snapshots of a run, S of them in order of step, over T tokens, L layers of H heads."""
 
     steps: list[int]
     tokens: list[int]
+    pieces: list[bytes]
+    """The bytes of each token."""
     maps: list[np.ndarray]
     """S arrays (L, H, T (T + 1) / 2) of uint8: weights times 255, the lower triangle row by row."""
     scores: np.ndarray
@@ -64,6 +70,7 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
     np.savez_compressed(
         buffer,
         tokens=np.array(maps.tokens, np.int64),
+        window=np.array(maps.window),
         weights=np.round(weights * 255).astype(np.uint8),
         scores=roles.scores.astype(np.float32),
         uniform=roles.uniform.astype(np.float32),
@@ -94,13 +101,16 @@ def cut_probe(folder: Path, step: int) -> None:
             path.unlink()
 
 
-def load_probe(folder: Path) -> Probe | None:
-    """The snapshots in `folder`, those over the latest one's tokens; None where there are none. A damaged file is left out."""
+def load_probe(folder: Path, decode: Decode) -> Probe | None:
+    """The snapshots in `folder`, those over the latest one's tokens; None where there are none. A damaged file is left out.
+
+    `decode` gives the tokens' bytes; with them the punctuation score, unknown while training, is measured on the 8-bit maps.
+    """
     loaded: dict[int, dict[str, np.ndarray]] = {}
     for step, path in sorted(_snapshots(Path(folder)).items()):
         try:
             with np.load(path, allow_pickle=False) as file:
-                loaded[step] = {name: file[name] for name in ("tokens", "weights", "scores", "uniform", "entropy")}
+                loaded[step] = {name: file[name] for name in _FIELDS}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             continue
     if not loaded:
@@ -111,6 +121,15 @@ def load_probe(folder: Path) -> Probe | None:
         return snapshot["weights"].shape, snapshot["tokens"].tolist()
 
     alike = [step for step, snapshot in loaded.items() if key(snapshot) == key(last)]
-    stacked = {name: np.stack([loaded[step][name] for step in alike]) for name in ("scores", "entropy")}
-    maps = [loaded[step]["weights"] for step in alike]
-    return Probe(alike, last["tokens"].tolist(), maps, stacked["scores"], last["uniform"], stacked["entropy"])
+    maps, scores, entropy = ([loaded[step][name] for step in alike] for name in ("weights", "scores", "entropy"))
+    tokens, marks, uniform = last["tokens"].tolist(), list(ROLES).index("punctuation"), last["uniform"]
+    pieces, lower = [decode([i]) for i in tokens], np.tril_indices(len(tokens))
+    target = role_targets(tokens, pieces)["punctuation"]
+    allowed = Mask(window=int(last["window"])).allowed(len(tokens), len(tokens))[0, 0].numpy()
+    weights_HTS = np.zeros((maps[0].shape[0] * maps[0].shape[1], *allowed.shape), np.float32)
+    for snapshot, score in zip(maps, scores, strict=True):
+        weights_HTS[:, *lower] = snapshot.reshape(len(weights_HTS), -1)
+        weights_HTS /= np.maximum(weights_HTS.sum(-1, keepdims=True), 1)
+        measured, uniform[marks] = target_weight(weights_HTS, target, allowed)
+        score[..., marks] = measured.reshape(score.shape[:2])
+    return Probe(alike, tokens, pieces, maps, np.stack(scores), uniform, np.stack(entropy))

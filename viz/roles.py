@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from unicodedata import category
 
 import numpy as np
@@ -26,9 +27,9 @@ ROLES = {
     "punctuation": "punctuation marks and newlines (Clark et al. 2019)",
     "local": f"the last {LOCAL} tokens, itself included",
 }
-"""Role -> where such a head looks. Voita et al., "Analyzing Multi-Head Self-Attention"; Xiao et al., "Efficient Streaming Language
-Models with Attention Sinks"; Wang et al., "Interpretability in the Wild"; Olsson et al., "In-context Learning and Induction Heads";
-Clark et al., "What Does BERT Look At?"."""
+"""Role -> where such a head looks. Voita et al., "Analyzing Multi-Head Self-Attention"; Xiao et al., "Efficient Streaming
+Language Models with Attention Sinks"; Wang et al., "Interpretability in the Wild"; Olsson et al., "In-context Learning and
+Induction Heads"; Clark et al., "What Does BERT Look At?"."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,8 @@ def name_roles(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Within the block each (layer, head) puts out zeros; the others go on (Michel et al. 2019, "Are Sixteen Heads Really Better than
-    One?", section 2). Raises ValueError for a head that isn't there."""
+    """Within the block each (layer, head) puts out zeros; the others go on (Michel et al. 2019, "Are Sixteen Heads Really Better
+    than One?", section 2). Raises ValueError for a head that isn't there."""
     wanted: dict[int, list[int]] = {}
     for layer, head in heads:
         if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
@@ -185,22 +186,11 @@ def report(roles: HeadRoles, layers: Sequence[int], heads: Sequence[int]) -> dic
     """The measurements as plain containers for JSON, a dictionary a head; NaN becomes None."""
 
     def plain(values: np.ndarray) -> list:
-        return [None if np.isnan(value) else float(value) for value in values]
+        return [None if np.isnan(value) else round(float(value), 6) for value in values]
 
-    names = roles.names()
-    return {
-        "roles": {role: about for role, about in ROLES.items()},
-        "uniform": dict(zip(ROLES, plain(roles.uniform), strict=True)),
-        "heads": [
-            {
-                "layer": layer,
-                "head": head,
-                "role": str(names[i, j]),
-                "scores": dict(zip(ROLES, plain(roles.scores[i, j]), strict=True)),
-                "entropy_bits": float(roles.entropy[i, j]),
-                "distance_profile": plain(roles.profile[i, j]),
-            }
-            for i, layer in enumerate(layers)
-            for j, head in enumerate(heads)
-        ],
-    }
+    measured, names = [], roles.names()
+    for (i, layer), (j, head) in product(enumerate(layers), enumerate(heads)):
+        scores = dict(zip(ROLES, plain(roles.scores[i, j]), strict=True))
+        measured.append({"layer": layer, "head": head, "role": str(names[i, j]), "scores": scores})
+        measured[-1] |= {"entropy_bits": plain(roles.entropy[i, j : j + 1])[0], "distance_profile": plain(roles.profile[i, j])}
+    return {"roles": ROLES, "uniform": dict(zip(ROLES, plain(roles.uniform), strict=True)), "heads": measured}
