@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def load_probe(folder: Path, decode: Decode) -> Probe | None:
         try:
             with np.load(path, allow_pickle=False) as file:
                 loaded[step] = {name: file[name] for name in _FIELDS}
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             continue
     if not loaded:
         return None
