@@ -64,7 +64,7 @@ def train(config) -> int:
     processes.shard(model.to(device))
     if run.recompute:
         runtime.recompute_blocks(model)
-    optimizers = make_optimizers(model, optim)
+    optimizers = make_optimizers(model, optim, run.precision)
     scaler = torch.amp.GradScaler(enabled=run.precision == "float16")
     if resumed:
         for optimizer, moments in zip(optimizers, state.optimizer, strict=True):
@@ -90,7 +90,7 @@ def train(config) -> int:
     if processes.is_main:
         runs.start_folder(folder, config, resumed)
         cut_probe(folder / "attention", start if resumed else -1)
-        print(runs.introduce(config, model, dataset, tokenizer, start, processes))
+        print(runs.introduce(config, model, dataset, tokenizer, resumed, processes))
     processes.barrier()
     step_model = processes.wrap(runtime.compile_or_not(model, run, micro_batch(0, 0)[0]), device)
     peak = processes.count * runtime.matrix_rate(device, run.precision)

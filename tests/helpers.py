@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from training import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
-WORDS = "the cat sat on a mat and saw two old dogs run by in rain".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "old", "dogs", "run", "by", "in", "rain"]
 
 
 def nonsense(n_character=4000, seed=0):
@@ -96,6 +97,8 @@ def restored():
         torch.set_rng_state(state)
         torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fill
+        for bar in list(tqdm._instances):  # one that a failing run left open would go on printing
+            bar.close()
 
 
 def train_here(config):

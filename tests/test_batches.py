@@ -82,7 +82,7 @@ def test_depends_on_seed_and_step_alone():
     tokens = np.arange(1000, dtype=np.uint16)
     wanted = {step: training_batch(tokens, 8, 4, 7, step)[0] for step in range(40)}
     torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002
+    np.random.seed(99)
     for step in (39, 0, 17, 17, 3):  # any order, any number of times
         assert torch.equal(training_batch(tokens, 8, 4, 7, step)[0], wanted[step])
     assert not torch.equal(training_batch(tokens, 8, 4, 8, 0)[0], wanted[0])

@@ -43,8 +43,8 @@ def same_weights(tiny, **options):
 )
 def test_twins_through_the_model(tiny, positions, options, device):
     explicit, fused = same_weights(tiny, device=device, **(options | {"positions": positions}))
-    tokens = torch.randint(11, (3, 7), device=device)
-    for lengths in (None, torch.tensor([7, 3, 5], device=device)):
+    tokens = torch.randint(11, (3, 8), device=device)
+    for lengths in (None, torch.tensor([8, 3, 5], device=device)):
         results = []
         for model in (explicit, fused):
             logits = model(tokens, model.mask(lengths))
@@ -82,11 +82,12 @@ def test_causality_by_gradient(tiny, positions, attend, n_layer, device):
 
 @TWINS
 @pytest.mark.parametrize("n_layer", [1, 2])
-def test_a_window_reaches_farther_by_layers(tiny, attend, n_layer):
-    """A layer carries over window - 1 = 2 places, so L of them over 2 L."""
-    reached = influence(tiny(attend, window=3, n_layer=n_layer), torch.randint(11, (1, 8)))
+@pytest.mark.parametrize("window", [2, 3])
+def test_a_window_reaches_farther_by_layers(tiny, attend, n_layer, window):
+    """A layer carries over window - 1 places."""
+    reached = influence(tiny(attend, window=window, n_layer=n_layer), torch.randint(11, (1, 8)))
     distance = torch.arange(8)[:, None] - torch.arange(8)
-    assert torch.equal(reached != 0, (distance >= 0) & (distance <= 2 * n_layer))
+    assert torch.equal(reached != 0, (distance >= 0) & (distance <= n_layer * (window - 1)))
 
 
 @TWINS

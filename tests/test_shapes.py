@@ -69,7 +69,7 @@ OPTIONS = [
     {"positions": "learned", "mlp": "gelu"},
     {"positions": "sinusoidal", "mlp": "relu2", "norm": "rmsnorm", "tie_embeddings": False, "bias": False},
     {"positions": "rotary", "mlp": "swiglu", "qk_norm": True, "window": 3, "dropout": 0.1},
-    {"positions": "none", "window": 2},
+    {"positions": "none", "window": 1},
 ]
 
 
@@ -84,13 +84,13 @@ def run_everything(attend, options):
         with record_attention(model) as record:
             model(tokens)
         record[0].weights()
-    model.eval()
     with checker.watching(T=5, S=5), torch.no_grad():
         cache = KVCache(N_ROW, 9)
         model(tokens[:, :5], cache=cache)
     with checker.watching(T=2, S=7), torch.no_grad(), record_attention(model) as record:
         model(tokens[:, 5:], cache=cache)
         record[1].weights()
+    model.eval()
     for use_cache in (True, False):
         for sampling in ({"temperature": 0}, {"temperature": 0.5}, {"top_k": 6}, {"top_k": 6, "top_p": 0.8}, {"top_p": 0.8}):
             stream = generate(model, [[1] * 7, [2] * 7], 4, use_cache=use_cache, **sampling)

@@ -43,7 +43,7 @@ def shown_text(path):
 def test_grid_layer_and_head(tmp_path, layers, heads):
     maps = tiny_maps(TEXT).select(layers, heads)
     for name in ("maps.svg", "maps.png"):
-        figures.draw_maps(maps, measure_roles(maps), "$title$", tmp_path / name)
+        figures.draw_maps(maps, measure_roles(maps), r"$\frac{$", tmp_path / name)
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
     ElementTree.parse(tmp_path / "maps.svg")
     text = shown_text(tmp_path / "maps.svg")

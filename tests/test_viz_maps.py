@@ -62,6 +62,7 @@ def test_words_of_characters_and_of_subwords():
     assert word_index([c.encode() for c in "To be,\n'tis"]) == [0, 0, 1, 1, 1, 2, 3, 4, 4, 4, 4]
     assert word_index([b"un", b"believ", b"able", b"!!", b" It", b"'s"]) == [0, 0, 0, 1, 2, 2]
     assert word_index([b"a", b"\xc3", b"\xa9", b"b"]) == [0, 0, 0, 0]  # a character in two tokens
+    assert word_index([b"!", b"\xe2\x80", b"\x94", b"x"]) == [0, 0, 0, 0]
     assert word_index([b" ", b"a", b" ", b" ", b"b"]) == [0, 0, 1, 1, 1]
 
 

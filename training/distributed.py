@@ -58,12 +58,11 @@ class Processes:
         return model
 
     def accumulating(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager:
-        """The context of one micro-batch: gradients are exchanged with the last one only."""
-        if self.is_sharded:
-            getattr(model, "_orig_mod", model).set_requires_gradient_sync(is_last)
-        elif self.count > 1 and not is_last:
-            return model.no_sync()
-        return contextlib.nullcontext()
+        """The context of one micro-batch: DDP exchanges gradients with the last one only.
+
+        FSDP2 does so with each, as unsharded gradients are what it is there to avoid.
+        """
+        return model.no_sync() if self.count > 1 and not self.is_sharded and not is_last else contextlib.nullcontext()
 
     def sum(self, *numbers: float | Tensor, device: str = "cpu") -> list[float]:
         """Each number summed over the processes."""
@@ -111,6 +110,7 @@ def start(config: Config) -> Processes:
 def stop() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
+        dist.barrier()  # gloo aborts now and then where one leaves while another still reads from it
         dist.destroy_process_group()
 
 

@@ -75,6 +75,18 @@ def merge_on_resume(given: Config, saved: Config) -> Config:
     return Config(**merged)
 
 
+def resume_notes(config: Config, resumed: Checkpoint) -> list[str]:
+    """A line for each changed field that keeps a resumed run from being bit for bit the undisturbed one."""
+    before, notes = Config.from_dict(resumed.config), []
+    changed = [name for name in sorted(SAME_BUT_FOR_ROUNDING) if getattr(config.run, name) != getattr(before.run, name)]
+    if changed:
+        notes.append(f"note     {', '.join(changed)} changed since the checkpoint: the same run but for rounding")
+    if config.optim.micro_batch_size != before.optim.micro_batch_size:
+        what = "other dropout masks of the same law from here on" if config.model.dropout else "the same run but for rounding"
+        notes.append(f"note     micro_batch_size changed since the checkpoint: {what}")
+    return notes
+
+
 def starting_state(config: Config, dataset: Dataset, resumed: Checkpoint | None, model: GPT) -> Checkpoint:
     """The state to start from, its weights put into `model`:
 
@@ -120,7 +132,9 @@ def start_folder(folder: Path, config: Config, checkpoint: Checkpoint | None) ->
     (folder / "config.json").write_text(json.dumps(repeatable.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
-def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer, start: int, processes: Processes) -> str:
+def introduce(
+    config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer, resumed: Checkpoint | None, processes: Processes
+) -> str:
     """The lines printed before the first step: device, precision, parameters, data, tokens per step spelt out, epochs."""
     optim, run, shape = config.optim, config.run, config.model
     micro = optim.micro_batch_size or optim.batch_size // processes.count
@@ -138,11 +152,11 @@ def introduce(config: Config, model: GPT, dataset: Dataset, tokenizer: Tokenizer
         f"step     micro-batch {micro} x accumulation {optim.batch_size // micro // processes.count} "
         f"x processes {processes.count} x context {shape.context_length} = {tokens_per_step:,} tokens",
         f"run      {optim.max_steps:,} steps of {optim.optimizer} = {optim.max_steps * tokens_per_step:,} tokens "
-        f"= {epochs:.2f} epochs" + (f", going on from step {start:,}" if start else "") + f" -> {run.out}",
+        f"= {epochs:.2f} epochs" + (f", going on from step {resumed.step:,}" if resumed else "") + f" -> {run.out}",
     ]
     if shape.dropout and run.attention == "fused" and run.device == "cpu":
         lines.append("note     with dropout, fused attention on CPU holds the n^2 weights in memory, as explicit attention does")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(resume_notes(config, resumed) if resumed else [])])
 
 
 def farewell(step: int, best_val_loss: float, config: Config, why: str) -> str:

@@ -55,8 +55,8 @@ function arrays(h) {
     const scales = D.bits === 16 ? new Float32Array(bytes.buffer, 0, names.length * D.dHead) : null;  // one a channel
     names.forEach((name, part) => {
       if (!scales) { h[name] = new Float32Array(bytes.buffer, 4 * part * size, size); return; }
-      const whole = new Int16Array(bytes.buffer, scales.byteLength + 2 * part * size, size), first = part * D.dHead;
-      h[name] = Float32Array.from(whole, (x, i) => x * scales[first + i % D.dHead]);
+      const whole = new Int16Array(bytes.buffer, scales.byteLength + 2 * part * size, size), unpacked = h[name] = new Float32Array(size);
+      for (let i = 0, first = part * D.dHead; i < size; i++) unpacked[i] = whole[i] * scales[first + i % D.dHead];
     });
   }
   return h;
@@ -248,16 +248,18 @@ class MapView {
     Object.assign(this, {matrix, n, labels, forbidden, index});
     this.image = picture(matrix, n, forbidden, index);
     const longest = Math.max(...labels.map((label) => [...label].length));
-    this.gutter = Math.round(Math.min(96, Math.max(34, 9 * longest + 10)));
+    this.longest = Math.round(Math.min(96, Math.max(34, 9 * longest + 10)));
     this.rotated = longest > 1;
     this.layout();
   }
   layout() {
     if (!this.matrix || !this.root.clientWidth) return;
     this.right = this.strip ? 54 : 6;
-    this.top = this.rotated ? this.gutter : 38;
     const width = this.root.clientWidth;
+    const labelled = this.zoom > 1 || !this.rotated || (width - this.longest - this.right) / this.n >= 7.2;
+    this.gutter = labelled ? this.longest : Math.min(66, this.longest);  // where cells are too small for labels, one is shown at a time
     const fit = (width - this.gutter - this.right) / this.n;
+    this.top = this.rotated ? this.gutter : 38;
     const tallest = Math.max(260, window.innerHeight * 0.74);
     this.cell = Math.min(34, fit) * this.zoom;
     const inner = this.cell * this.n, height = Math.min(this.top + inner + 6, Math.max(width * 1.02, 240), this.zoom > 1 ? tallest : 1e9);
@@ -294,17 +296,17 @@ class MapView {
     tell(query, key >= 0 && key < this.n && event.clientX - box.left < this.width - this.right ? key : null, false);
   }
   pressed(event) {
-    let query = this.query ?? this.n - 1, key = this.key ?? query;
+    let query = this.query ?? this.n - 1, key = this.key;
     if (event.key === "ArrowUp") query--;
     else if (event.key === "ArrowDown") query++;
-    else if (event.key === "ArrowLeft") key--;
-    else if (event.key === "ArrowRight") key++;
-    else if (event.key === "Home") query = key = 0;
+    else if (event.key === "ArrowLeft") key = (key ?? query) - 1;
+    else if (event.key === "ArrowRight") key = (key ?? query) + 1;
+    else if (event.key === "Home") query = 0;
     else if (event.key === "End") query = this.n - 1;
     else return;
     event.preventDefault();
     const clamp = (x) => Math.min(this.n - 1, Math.max(0, x));
-    this.onmove(clamp(query), clamp(key), true);
+    this.onmove(clamp(query), key === null ? null : clamp(key), true);
   }
   draw() {
     if (!this.matrix || !this.width) return;
@@ -331,10 +333,10 @@ class MapView {
     context.restore();
     context.textBaseline = "middle";
     const family = style("--mono"), steps = this.rotated ? 1 : Math.min(3, Math.ceil(9 / cell));  // narrow labels stand in up to 3 lanes
-    const size = Math.min(14, Math.max(9, cell * 0.86));
+    const size = Math.min(14, Math.max(8.5, cell * 0.86));
     const [first, last] = [Math.floor(above / cell), Math.min(n, Math.ceil((above + height - top) / cell))];
     const [start, end] = [Math.floor(left / cell), Math.min(n, Math.ceil((left + width - gutter) / cell))];
-    const every = cell * steps >= 8 ? 1 : [10, 20, 50, 100, 200].find((step) => step * cell >= 30);
+    const every = cell * steps >= 7.2 ? 1 : [10, 20, 50, 100, 200].find((step) => step * cell >= 30);
     const name = (i) => every === 1 ? this.labels[i] : String(i);
     const write = (text, x, y, turned, box) => {
       context.save();
@@ -350,7 +352,7 @@ class MapView {
       context.fillText(text, 0, 0);
       context.restore();
     };
-    const cut = (text) => { const all = [...text]; return all.length > 10 ? all.slice(0, 9).join("") + "…" : text; };
+    const cut = (text) => { const all = [...text]; const most = Math.floor((gutter - 10) / 8.4); return all.length > most ? all.slice(0, most - 1).join("") + "…" : text; };
     const row = (i, box) => {
       const y = top - above + (i + .5) * cell;
       context.textAlign = "right";
@@ -571,7 +573,7 @@ class Reader {
       const span = make("span", {"data-unit": unit, role: "option", id: `${this.root.id}-${unit}`, "aria-label": label});
       if (text.startsWith("\n") && !text.trim()) span.append(label.replaceAll("␣", " "));
       else span.append(text);
-      if (text === label && (label.startsWith("⟨") || label === "↵") || text.startsWith("\n")) span.classList.add("sign");
+      if (text === label && (/^␣?⟨/.test(label) || label === "↵") || text.startsWith("\n")) span.classList.add("sign");
       this.root.append(span);
       if (text.includes("\n")) this.root.append(make("br"));
       return span;
@@ -751,12 +753,16 @@ function momentShow() {
   const values = L.curve.flatMap(([, a, b]) => [a, b]).filter(Number.isFinite);
   chart($("loss"), [{name: "training", color: "--s6", points: L.curve.map(([s, a]) => [s, a])}, {name: "validation", color: "--s1", points: L.curve.map(([s, , b]) => [s, b])}],
     end, values.length ? [Math.min(...values), Math.max(...values)] : [0, 1], at === null ? "" : `validation ${L.curve[at][2].toFixed(3)}, training ${L.curve[at][1].toFixed(3)} nats`);
+  seriesLegend($("loss-legend"), [{name: "training split", color: "--s6"}, {name: "validation split", color: "--s1"}]);
   const series = D.roles.names.map((name, r) => {
     const base = L.uniform[r];
     return {name, color: `--s${r}`, points: base === null ? [] : L.steps.map((s, i) => [s, Math.max(...L.scores[i].flat().map((x) => (x[r] - base) / (1 - base)))])};
   });
   chart($("forming"), series, end, [0, 1], "", D.roles.threshold);
-  $("forming-legend").replaceChildren(...series.map(({name, color}) => { const line = make("i"); line.style.background = `var(${color})`; return make("span", {}, line, name); }));
+  seriesLegend($("forming-legend"), series);
+}
+function seriesLegend(legend, series) {
+  legend.replaceChildren(...series.map(({name, color}) => { const line = make("i"); line.style.background = `var(${color})`; return make("span", {}, line, name); }));
 }
 function bigTitle() {
   const h = learned[watched], {query, key, matrix, n} = bigView;
@@ -824,8 +830,8 @@ function go(view, focus = false) {
   VIEWS[view]();
 }
 function start() {
-  $("facts").textContent = [...D.facts, plural(N, "token")].join(" · ");
-  if (D.bits === 16) $("precision").textContent = `Queries and keys are kept in 16 bits here: weights agree with the model’s within ${(100 * D.error).toFixed(3)} %.`;
+  const kept = D.bits === 16 ? [`kept in 16 bits: weights within ${(100 * D.error).toFixed(3)} percentage points of the model’s`] : [];
+  $("facts").textContent = [...D.facts, plural(N, "token"), ...kept].join(" · ");
   HEADS.forEach((h, i) => $("pick").append(make("option", {value: i}, h.called === "mixed" ? h.name : `${h.name} · ${h.called}`)));
   if (!D.whole) {
     $("source").querySelector('[value="rollout"]').remove();  // it needs every layer

@@ -108,15 +108,14 @@ def induction_scores(model: GPT, n_row: int = 4) -> tuple[np.ndarray, float]:
     """
     random, half = np.random.default_rng(0), max(1, min(32, model.config.context_length // 2))
     once = [random.choice(model.vocab_size, half, replace=model.vocab_size < half) for _ in range(n_row)]
-    rows = [np.tile(row, 2) for row in once]
+    rows = [np.tile(row, 2)[: model.config.context_length] for row in once]
     with torch.no_grad(), record_attention(model) as record:
         model(torch.from_numpy(np.stack(rows)).to(model.embed.weight.device))
-    allowed = record[0].mask.allowed(2 * half, 2 * half)[0, 0].numpy()
+    allowed = record[0].mask.allowed(len(rows[0]), len(rows[0]))[0, 0].numpy()
     weights = [layer.weights().cpu().numpy() for layer in record]
-    second = np.arange(2 * half)[:, None] >= half
     measured = []
     for i, row in enumerate(rows):
-        target = role_targets(row, [b""] * len(row))["induction"] & second
+        target = role_targets(row, [b""] * len(row))["induction"]
         measured.append([target_weight(layer[i], target, allowed) for layer in weights])
     scores = np.mean([[score for score, _ in row] for row in measured], axis=0)
     return scores, float(np.mean([row[0][1] for row in measured]))

@@ -1,0 +1,279 @@
+"""What is chosen for a machine, made up by pretending to have it; and that compiling and recomputing change no result."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from helpers import command, losses, make_config, nonsense, restored, same_value, train_here, write_corpus
+
+from configs import ModelConfig, RunConfig
+from errors import UserError
+from model.attention import explicit_attention, fused_attention
+from model.gpt import GPT
+from training import runtime
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend to be a machine: CUDA devices of some capability, MPS or not, and what the processor can do."""
+
+    def pretend(cuda=0, capability=(9, 0), mps=False, cpu=()):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a GPU")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **dict.fromkeys(cpu, True)})
+
+    return pretend
+
+
+def resolved(**fields):
+    return runtime.resolve(make_config("d", "r", **({"device": "auto", "precision": "auto", "compile": "auto"} | fields))).run
+
+
+# --- auto ---
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device", "precision"),
+    [
+        ({"cuda": 1, "capability": (9, 0)}, "cuda", "bfloat16"),
+        ({"cuda": 1, "capability": (8, 0)}, "cuda", "bfloat16"),
+        ({"cuda": 2, "capability": (7, 5)}, "cuda", "float16"),
+        ({"cuda": 1, "capability": (7, 0)}, "cuda", "float16"),
+        ({"cuda": 1, "mps": True}, "cuda", "bfloat16"),
+        ({"mps": True, "cpu": ["bf16"]}, "mps", "float32"),
+        ({"cpu": ["avx512_bf16"]}, "cpu", "bfloat16"),
+        ({"cpu": ["amx_bf16"]}, "cpu", "bfloat16"),
+        ({"cpu": ["bf16"]}, "cpu", "bfloat16"),
+        ({"cpu": ["avx512_f"]}, "cpu", "float32"),
+        ({}, "cpu", "float32"),
+    ],
+)
+def test_auto(machine, hardware, device, precision):
+    machine(**hardware)
+    run = resolved()
+    assert (run.device, run.precision) == (device, precision)
+
+
+def test_precision_follows_the_device_asked_for(machine):
+    machine(cuda=1, capability=(7, 5), mps=True, cpu=["amx_bf16"])
+    found = {device: resolved(device=device).precision for device in ("cpu", "mps", "cuda", "cuda:0")}
+    assert found == {"cpu": "bfloat16", "mps": "float32", "cuda": "float16", "cuda:0": "float16"}
+
+
+def test_what_is_set_is_kept(machine):
+    machine(cuda=4, cpu=["amx_bf16"])
+    run = resolved(device="cpu", precision="float32", compile="on", threads=3)
+    assert (run.device, run.precision, run.compile, run.threads) == ("cpu", "float32", "on", 3)
+    assert runtime.resolve(make_config("d", "r", threads=0)).run.threads == torch.get_num_threads()
+    again = runtime.resolve(make_config("d", "r", device="auto"))
+    assert runtime.resolve(again) == again
+
+
+@pytest.mark.parametrize(("device", "steps", "compiled"), [("cuda", 1000, "on"), ("cuda", 10, "off"), ("cpu", 10**6, "off")])
+def test_compile_auto(machine, device, steps, compiled):
+    machine(cuda=1)
+    assert resolved(device=device, max_steps=steps).compile == compiled
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_float16_is_refused_off_cuda(machine, device):
+    machine(cuda=1, mps=True)
+    with pytest.raises(UserError, match=f"float16, which is for CUDA; on {device}"):
+        resolved(device=device, precision="float16")
+    assert resolved(device="cuda", precision="float16").precision == "float16"
+
+
+@pytest.mark.parametrize(("device", "cuda"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("mps", 0)])
+def test_a_device_that_is_not_there(machine, device, cuda):
+    machine(cuda=cuda)
+    with pytest.raises(UserError, match=f"device is {device}, but .* --device auto or cpu") as caught:
+        resolved(device=device)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# --- set up ---
+
+
+def test_set_up_is_deterministic_on_cpu():
+    run = RunConfig(device="cpu", threads=1, seed=5)
+    with restored():
+        runtime.set_up(run)
+        assert torch.are_deterministic_algorithms_enabled()
+        first = torch.rand(3)
+        assert torch.get_num_threads() == 1
+        runtime.set_up(dataclasses.replace(run, threads=2))
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.rand(3), first)
+        runtime.set_up(dataclasses.replace(run, seed=6))
+        assert not torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_on_cuda_when_asked(monkeypatch, deterministic):
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with restored():
+        runtime.set_up(RunConfig(device="cuda", threads=1, deterministic=deterministic))
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is deterministic
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_autocast(precision):
+    layer = torch.nn.Linear(2, 2)
+    with runtime.autocast("cpu", precision):
+        assert layer(torch.ones(1, 2)).dtype == getattr(torch, precision)
+
+
+# --- the parts ---
+
+
+def small(attend=fused_attention, **options):
+    torch.manual_seed(3)
+    return GPT(ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options)), 11, attend)
+
+
+def gradients(model, seed=4):
+    model.train()
+    torch.manual_seed(seed)
+    loss = model(torch.arange(16).view(2, 8) % 11).float().logsumexp(-1).mean()
+    loss.backward()
+    return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_recomputing_gives_the_same_gradients(attend, dropout, precision):
+    found, calls = [], []
+    for recompute in (False, True):
+        model = small(attend, dropout=dropout)
+        if recompute:
+            runtime.recompute_blocks(model)
+        for block in model.blocks:
+            block.mlp.register_forward_pre_hook(lambda *_, recompute=recompute: calls.append(recompute))
+        with runtime.autocast("cpu", precision):
+            found.append(gradients(model))
+    assert same_value(*found)
+    assert (calls.count(False), calls.count(True)) == (2, 4)  # each block once more, in the backward pass
+
+
+def test_clipping_by_hand():
+    """Norm of (3, 4) and 12 over two parameters: 13. Clipped to 6.5 they are halved (up to the 1e-6 that torch adds)."""
+    holder = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))])
+    for largest, factor in ((6.5, 0.5), (13.5, 1.0), (0.0, 1.0)):
+        holder[0].grad, holder[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+        assert float(runtime.clip_gradients(holder, largest)) == pytest.approx(13.0, rel=1e-6)
+        assert holder[0].grad.tolist() == pytest.approx([3 * factor, 4 * factor], rel=1e-6)
+        assert holder[1].grad.item() == pytest.approx(12 * factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "n_weight"),
+    [
+        # per layer 4 attention matrices of 16 x 16 and two of 16 x 64: 3,072; two layers 6,144
+        ({"bias": False, "norm": "rmsnorm", "positions": "rotary"}, 6144 + 5 * 16 + 11 * 16),  # tied: the table multiplies too
+        ({"bias": False, "norm": "rmsnorm", "positions": "rotary", "tie_embeddings": False}, 6144 + 5 * 16 + 11 * 16),
+        ({"bias": False, "norm": "rmsnorm", "positions": "learned"}, 6144 + 5 * 16 + 11 * 16),
+        # biases: 4 x 16 + 64 + 16 a layer, and LayerNorm's own
+        ({}, 6144 + 2 * 144 + 5 * 32 + 11 * 16),
+    ],
+)
+def test_flops_per_token_by_hand(options, n_weight):
+    assert runtime.flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
+
+
+def test_matrix_rate_is_a_rate(monkeypatch):
+    """Counted in the clock's own time: three products of 2 n^3 in the 0.5 s between two looks."""
+    now = iter(range(100))
+    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now) / 2)
+    assert runtime.matrix_rate("cpu", "float32", size=8) == pytest.approx(2 * 8**3 / (0.5 / 3))
+
+
+# --- compiling ---
+
+
+def compile_on(**fields):
+    return RunConfig(device="cpu", compile="on", precision="float32", **fields)
+
+
+def test_compile_off():
+    model = small()
+    assert runtime.compile_or_not(model, dataclasses.replace(compile_on(), compile="off"), torch.zeros(1, 8).long()) is model
+
+
+def one_warning(model, run, capsys):
+    assert runtime.compile_or_not(model, run, torch.zeros(1, 8).long()) is model
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("warning: ")
+    assert error.count("\n") == 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return error
+
+
+def test_compile_without_a_compiler(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no C++ compiler" in one_warning(small(), compile_on(), capsys)
+
+
+@pytest.mark.parametrize("when", ["compile", "forward", "backward"])
+def test_compile_that_fails(monkeypatch, capsys, when):
+    """Whatever fails, and whenever: at once, in the first forward pass or in the first backward pass."""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise RuntimeError("first line\nsecond line")
+
+    def fake(model):
+        def forward(tokens):
+            if when == "forward":
+                raise RuntimeError("first line\nsecond line")
+            return Broken.apply(model(tokens))
+
+        if when == "compile":
+            raise RuntimeError("first line\nsecond line")
+        return forward
+
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: "/usr/bin/true")
+    monkeypatch.setattr(torch, "compile", fake)
+    message = one_warning(small(), compile_on(), capsys)
+    assert "first line" in message
+    assert "second line" not in message
+
+
+def test_compile_that_works_leaves_no_gradients(monkeypatch):
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: "/usr/bin/true")
+    seen = []
+
+    def fake(model):
+        return lambda tokens: seen.append(tuple(tokens.shape)) or model(tokens)
+
+    monkeypatch.setattr(torch, "compile", fake)
+    model = small()
+    assert runtime.compile_or_not(model, compile_on(), torch.zeros(3, 8).long()) is not model
+    assert seen == [(3, 8)]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_training_goes_on_without_a_compiler(tmp_path):
+    """The real thing: CXX unset, nothing on the PATH. One line says so, and the run is the eager one."""
+    data = write_corpus(tmp_path / "d", nonsense())
+    assert train_here(make_config(data, tmp_path / "off")) == 0
+    (tmp_path / "empty").mkdir()
+    bare = {"PATH": str(tmp_path / "empty"), "CXX": None, "CC": None}
+    options = ["--compile", "on", "--out", tmp_path / "on"]
+    _, error = command("train.py", tmp_path / "off" / "config.json", *options, env=bare)
+    (line,) = (line for line in error.split("\n") if line.strip() and "step/s" not in line)
+    assert "no C++ compiler" in line
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
