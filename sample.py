@@ -43,8 +43,8 @@ class Options:
     """The first text draws with this seed, the next with seed + 1, and so on."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights. auto: bfloat16 where CUDA multiplies it natively, else float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of matrix products. auto: as in training, the fastest that the hardware multiplies natively."""
 
     def __post_init__(self):
         given = [f"--{name.replace('_', '-')}" for name in ("prompt", "prompt_file", "prompts_file") if getattr(self, name)]
@@ -114,14 +114,12 @@ def main() -> int:
     from model.generate import generate
     from training.checkpoint import open_run
     from training.run import first_tokens
-    from training.runtime import DTYPES, best_precision, resolve_device
+    from training.runtime import autocast, best_precision, cast_for_sampling, resolve_device
 
     device = resolve_device(options.device)
-    precision = options.precision
-    if precision == "auto":
-        precision = "bfloat16" if device != "cpu" and best_precision(device) == "bfloat16" else "float32"
+    precision = best_precision(device) if options.precision == "auto" else options.precision
     model, tokenizer, _ = open_run(options.run, device)
-    model.to(DTYPES[precision])
+    cast_for_sampling(model, precision)
     ids = [[int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer) for prompt in prompts]
     limit = model.config.context_length
     if (longest := max(map(len, ids))) > limit:
@@ -137,13 +135,14 @@ def main() -> int:
         print(prompts[0], end="", flush=True)
     settings = dataclasses.asdict(options)
     drawing = {name: settings[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
-    for tokens in generate(model, ids, generators=generators, **drawing):
-        for row, token in zip(rows, tokens, strict=True):
-            shown = row.push(None if token == tokenizer.separator else token)
-            if live:
-                print(shown, end="", flush=True)
-        if all(row.done for row in rows):
-            break
+    with autocast(device, precision):
+        for tokens in generate(model, ids, generators=generators, **drawing):
+            for row, token in zip(rows, tokens, strict=True):
+                shown = row.push(None if token == tokenizer.separator else token)
+                if live:
+                    print(shown, end="", flush=True)
+            if all(row.done for row in rows):
+                break
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         rest = row.push(None)
         if live:

@@ -168,8 +168,7 @@ def train(config) -> int:
         plot_losses(folder)
         reasons = {"no improvement": worn_out, "time is up": late, stop.received or "signal": signalled}
         print(runs.farewell(step, best_val_loss, config, next((why for why, holds in reasons.items() if holds), "as asked")))
-    distributed.stop()
-    return 75 if signalled else 0
+    return distributed.leave(75 if signalled else 0)
 
 
 if __name__ == "__main__":

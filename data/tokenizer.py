@@ -10,47 +10,23 @@ from __future__ import annotations
 
 import base64
 import codecs
+import http.client
 import os
 import re
+import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from itertools import groupby
+
+import numpy as np
 
 from errors import UserError
 
-if TYPE_CHECKING:  # numpy, tiktoken and rustbpe are imported where they are used: `--help` needs none of them
-    import numpy as np
-
 FORMAT = 1  # of a spec
+UNKNOWN = 0xFFFFFFFF  # in place of an id
 SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
-CHUNK_CHARACTERS = 1 << 17  # one task of the thread pool: large enough to hide its cost, small enough to share out evenly
-
-
-class Tokenizer(Protocol):
-    """What the rest of the program knows about a tokenizer. Ids run from 0 to `vocab_size - 1`."""
-
-    kind: str  # "char", "byte", "bpe" or "gpt2"
-    vocab_size: int  # the separator included
-    separator: int | None  # the id that stands between two documents, if there is one
-    cuts_anywhere: bool  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
-
-    def encode(self, text: str) -> np.ndarray:
-        """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that has no ids."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text, on all cores where that pays."""
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The UTF-8 bytes of `ids`, which may begin or end inside a character. The separator reads "<|endoftext|>"."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """`decode_bytes` as text; bytes that are not UTF-8 become U+FFFD."""
-
-    def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator stands for none."""
-
-    def spec(self) -> dict:
-        """A dictionary of JSON types from which `load_tokenizer` rebuilds this tokenizer."""
+CHUNK_CHARACTERS = 1 << 17  # a BPE's text is cut into pieces of at least this size, to be shared out among the cores
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -62,34 +38,58 @@ def dtype_for(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-class _Base:
-    """What the kinds share. A subclass sets `pieces`: the bytes of every id but the separator's, in order of id."""
+class Tokenizer(ABC):
+    """What the rest of the program knows about a tokenizer. Ids run from 0 to `vocab_size - 1`.
 
-    pieces: list[bytes]
-    cuts_anywhere = True
+    `pieces` are the bytes of every id in order, save the separator's, which comes last if there is one.
+    """
 
-    def __init__(self, separator: bool):
-        self.separator = len(self.pieces) if separator else None
-        self.vocab_size = len(self.pieces) + separator
-        self.dtype = dtype_for(self.vocab_size)
-        self._printed = [*self.pieces, SEPARATOR_TEXT.encode()][: self.vocab_size]
+    kind: str  # "char", "byte", "bpe" or "gpt2"
+    vocab_size: int  # the separator included
+    separator: int | None  # the id that stands between two documents, if there is one
+    cuts_anywhere = True  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
+
+    def __init__(self, pieces: list[bytes], separator: bool):
+        self.pieces = pieces
+        self.separator = len(pieces) if separator else None
+        self.vocab_size = len(pieces) + separator
+        self.dtype = np.dtype(dtype_for(self.vocab_size))
+        self._printed = pieces + [SEPARATOR_TEXT.encode()] * separator
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that has no ids."""
+        try:
+            return self._encode(text).astype(self.dtype)
+        except UnicodeEncodeError as error:
+            found = ascii(error.object[error.start])
+            raise UserError(f"{found} in the text is half a surrogate pair, which is not a character") from None
+
+    @abstractmethod
+    def _encode(self, text: str) -> np.ndarray:
+        """`encode`, in any integer dtype."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all cores where that pays."""
         return [self.encode(text) for text in texts]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The UTF-8 bytes of `ids`, which may begin or end inside a character. The separator reads "<|endoftext|>"."""
         return b"".join([self._printed[i] for i in ids])
 
     def decode(self, ids: Iterable[int]) -> str:
+        """`decode_bytes` as text; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def byte_lengths(self) -> np.ndarray:
-        import numpy as np
-
+        """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator stands for none."""
         return np.array([len(piece) for piece in self.pieces] + [0] * (self.separator is not None), np.int64)
 
+    @abstractmethod
+    def spec(self) -> dict:
+        """A dictionary of JSON types from which `load_tokenizer` rebuilds this tokenizer."""
 
-class CharTokenizer(_Base):
+
+class CharTokenizer(Tokenizer):
     """One id per distinct character of a corpus, in code point order.
 
     >>> CharTokenizer("abc").encode("cab").tolist()
@@ -99,44 +99,32 @@ class CharTokenizer(_Base):
     kind = "char"
 
     def __init__(self, symbols: str, separator: bool = False):
-        import numpy as np
-
         if not symbols or list(symbols) != sorted(set(symbols)):
             raise UserError("a character vocabulary must be distinct characters in code point order")
+        super().__init__([symbol.encode() for symbol in symbols], separator)
         self.symbols = symbols
-        self.pieces = [symbol.encode() for symbol in symbols]
-        super().__init__(separator)
         codes = np.frombuffer(symbols.encode("utf-32-le"), "<u4")
-        self._table = np.full(int(codes[-1]) + 2, self.vocab_size, np.uint32)  # code point -> id; the last entry: beyond all
+        self._table = np.full(max(256, int(codes[-1]) + 2), UNKNOWN, np.uint32)  # code point -> id; the last entry: all beyond it
         self._table[codes] = np.arange(len(codes))
         # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes a second: in code point order
-        # those ids fit a byte. Id 255 means "unknown" there, unless all 256 characters are known.
-        n_latin = int((codes < 256).sum())
-        self._latin_unknown = b"\xff" if n_latin < 256 else None
-        latin = np.full(256, 255, np.uint8)
-        latin[codes[:n_latin]] = np.arange(n_latin)
-        self._latin_table = latin.tobytes()
+        # those ids fit a byte. Id 255 may mean "unknown" there: it is a character's only if all 256 are known.
+        self._latin_table = np.minimum(self._table[:256], 255).astype(np.uint8).tobytes()
 
-    def encode(self, text: str) -> np.ndarray:
-        import numpy as np
-
+    def _encode(self, text: str) -> np.ndarray:
         try:
             raw = text.encode("latin-1").translate(self._latin_table)
+            ids, suspect = np.frombuffer(raw, np.uint8), b"\xff" in raw
         except UnicodeEncodeError:
             codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
             ids = np.take(self._table, codes, mode="clip")
-            unknown = bool((ids == self.vocab_size).any())
-        else:
-            ids = np.frombuffer(raw, np.uint8)
-            unknown = self._latin_unknown is not None and self._latin_unknown in raw
-        if unknown:
-            missing = sorted(set(text) - set(self.symbols))
-            shown = ", ".join(map(ascii, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            suspect = (ids == UNKNOWN).any()
+        if suspect and (unknown := sorted(set(text) - set(self.symbols))):
+            shown = ", ".join(map(ascii, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
             raise UserError(
-                f"{len(missing)} character(s) of the text are not among the {len(self.symbols)} of the vocabulary: {shown}\n"
+                f"{len(unknown)} character(s) of the text are not among the {len(self.symbols)} of the vocabulary: {shown}\n"
                 "leave them out, or prepare the corpus with --tokenizer byte or bpe, which know every character"
             )
-        return ids.astype(self.dtype)
+        return ids
 
     def spec(self) -> dict:
         return {"format": FORMAT, "kind": self.kind, "symbols": self.symbols, "separator": self.separator is not None}
@@ -146,14 +134,10 @@ class Alphabet:
     """Collects the distinct characters of a corpus, a chunk at a time."""
 
     def __init__(self):
-        import numpy as np
-
         self._latin = b""
         self._seen = np.zeros(0x110000, bool)
 
     def add(self, text: str) -> None:
-        import numpy as np
-
         try:
             new = text.encode("latin-1").translate(None, self._latin)  # drops what was seen before: nearly always everything
             self._latin += bytes(set(new))
@@ -165,28 +149,22 @@ class Alphabet:
         return "".join(map(chr, sorted({*self._latin, *self._seen.nonzero()[0].tolist()})))
 
 
-class ByteTokenizer(_Base):
+class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8: every text has ids, none is unknown."""
 
     kind = "byte"
 
     def __init__(self, separator: bool = False):
-        self.pieces = [bytes([i]) for i in range(256)]
-        super().__init__(separator)
+        super().__init__([bytes([i]) for i in range(256)], separator)
 
-    def encode(self, text: str) -> np.ndarray:
-        import numpy as np
-
-        try:
-            return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
-        except UnicodeEncodeError as error:
-            raise _not_a_character(error) from None
+    def _encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8)
 
     def spec(self) -> dict:
         return {"format": FORMAT, "kind": self.kind, "separator": self.separator is not None}
 
 
-class BPETokenizer(_Base):
+class BPETokenizer(Tokenizer):
     """Byte-pair encoding, run by tiktoken; kind "bpe" (trained by `train_bpe`) or "gpt2". The highest id is the separator.
 
     `pattern` is the regular expression that cuts text into pieces before any pair is merged; `tokens` the bytes of each
@@ -198,42 +176,24 @@ class BPETokenizer(_Base):
     def __init__(self, kind: str, pattern: str, tokens: list[bytes]):
         import tiktoken
 
-        self.kind, self.pattern, self.pieces = kind, pattern, tokens
-        super().__init__(separator=True)
-        self._encoding = tiktoken.Encoding(
-            kind,
-            pat_str=pattern,
-            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
-            special_tokens={SEPARATOR_TEXT: len(tokens)},
-        )
+        super().__init__(tokens, separator=True)
+        self.kind, self.pattern = kind, pattern
+        ranks, special = {token: rank for rank, token in enumerate(tokens)}, {SEPARATOR_TEXT: self.separator}
+        self._encoding = tiktoken.Encoding(kind, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
-    def encode(self, text: str) -> np.ndarray:
-        try:  # what encode_ordinary does, without a Python list in between
-            return self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=()).astype(self.dtype)
-        except UnicodeEncodeError as error:
-            raise _not_a_character(error) from None
+    def _encode(self, text: str) -> np.ndarray:
+        return self._encoding.encode_to_numpy(text, disallowed_special=())  # none is allowed either: all text is ordinary
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        tasks: list[list[str]] = []  # short texts are grouped: a task of the pool costs as much as some hundred characters
-        size = CHUNK_CHARACTERS
-        for text in texts:
-            if size >= CHUNK_CHARACTERS:
-                tasks.append([])
-                size = 0
-            tasks[-1].append(text)
-            size += len(text)
-        if len(tasks) < 2:
-            return super().encode_batch(texts)
-        with ThreadPoolExecutor(cpu_cores()) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
-            return [ids for group in pool.map(super().encode_batch, tasks) for ids in group]
+        n, ids = cpu_cores(), [None] * len(texts)
+        with ThreadPoolExecutor(n) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
+            for i, share in enumerate(pool.map(super().encode_batch, [texts[i::n] for i in range(n)])):
+                ids[i::n] = share
+        return ids
 
     def spec(self) -> dict:
         tokens = " ".join(base64.b64encode(token).decode() for token in self.pieces)
         return {"format": FORMAT, "kind": self.kind, "pattern": self.pattern, "tokens": tokens}
-
-
-def _not_a_character(error: UnicodeEncodeError) -> UserError:
-    return UserError(f"{error.object[error.start]!a} in the text is half a surrogate pair, which is not a character")
 
 
 def cpu_cores() -> int:
@@ -243,11 +203,10 @@ def cpu_cores() -> int:
 
 def load_tokenizer(spec: dict) -> Tokenizer:
     """The tokenizer that `spec()` described. UserError if the description is unknown or damaged."""
-    kind = spec.get("kind") if isinstance(spec, dict) else None
-    if kind is None or spec.get("format") != FORMAT:
-        found = f"format {spec.get('format')!r}" if isinstance(spec, dict) else type(spec).__name__
-        raise UserError(f"the tokenizer's description is of {found}, not of format {FORMAT}: prepare the corpus again")
     try:
+        kind, found = spec["kind"], spec["format"]
+        if found != FORMAT:
+            raise UserError(f"the tokenizer's description is of format {found!r}, not {FORMAT}: prepare the corpus again")
         if kind == "char":
             return CharTokenizer(spec["symbols"], spec["separator"])
         if kind == "byte":
@@ -258,21 +217,20 @@ def load_tokenizer(spec: dict) -> Tokenizer:
                 raise ValueError("not a set of tokens with all 256 bytes")
             return BPETokenizer(kind, spec["pattern"], tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the description of the {kind} tokenizer is damaged ({error!r}): prepare the corpus again") from None
+        raise UserError(f"the description of the tokenizer is damaged ({error!r}): prepare the corpus again") from None
     raise UserError(f"unknown tokenizer {kind!r}; this program knows char, byte, bpe and gpt2")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
     """Train a BPE on `texts` and make a tokenizer of it.
 
-    `vocab_size` counts the 256 bytes, the merges and the separator, so it is at least 257; a small corpus runs out of pairs
-    to merge and yields fewer. Texts should be short (`safe_chunks`): 256 of them are held at once. UserError if
-    `vocab_size` is too small.
+    `vocab_size` counts the 256 bytes, the merges and the separator; a small corpus runs out of pairs to merge and yields fewer.
+    Texts should be short (`safe_chunks`): 256 of them are held at once. UserError for a `vocab_size` out of range.
     """
     import rustbpe
 
-    if vocab_size < 257:
-        raise UserError(f"--vocab-size {vocab_size} is too small for bpe: 256 bytes and a separator make 257")
+    if not 257 <= vocab_size <= 1 << 24:
+        raise UserError(f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) and 16,777,216")
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), vocab_size - 1, buffer_size=256)
     ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
@@ -281,17 +239,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 def load_gpt2() -> BPETokenizer:
     """GPT-2's own BPE: 50,257 ids. The first use fetches 1.5 MB into tiktoken's cache; UserError if that fails."""
-    import http.client
-    import urllib.request
-
     import tiktoken
     import tiktoken.load
 
-    def fetch(url: str) -> bytes:
-        with urllib.request.urlopen(url, timeout=20) as response:
-            return response.read()
-
-    original, tiktoken.load.read_file = tiktoken.load.read_file, fetch  # tiktoken's own waits without a limit
+    original = tiktoken.load.read_file  # waits for the network without a limit
+    tiktoken.load.read_file = lambda url: urllib.request.urlopen(url, timeout=20).read()
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError, http.client.HTTPException) as error:  # no network, no right to write the cache, damage
@@ -329,22 +281,17 @@ def safe_chunks(pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS)
 
     Text without a safe cut is held until one comes; encoding the chunks one by one gives the tokens of the whole.
     """
-    current, held, searched = -1, "", 0
-    for document, text in pieces:
-        if document != current:
-            if held:
-                yield current, held
-            current, held, searched = document, "", 0
-        held += text
-        begin = 0
-        while (cut := safe_cut(held, max(begin + size, searched))) > 0:
-            yield current, held[begin:cut]
-            begin = cut
-            searched = 0
-        held = held[begin:]
-        searched = max(size, len(held) - 2)  # what was searched in vain is not searched again; a cut looks two characters around
-    if held:
-        yield current, held
+    for document, group in groupby(pieces, key=lambda piece: piece[0]):
+        held, searched = "", 0
+        for _, text in group:
+            held += text
+            begin = 0
+            while (cut := safe_cut(held, max(begin + size, searched))) > 0:
+                yield document, held[begin:cut]
+                begin, searched = cut, 0
+            held = held[begin:]
+            searched = max(size, len(held) - 2)  # what was searched in vain; a cut looks two characters around
+        yield document, held
 
 
 class StreamDecoder:

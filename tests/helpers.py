@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -19,9 +20,11 @@ from tqdm import tqdm
 
 from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
+from errors import run_command
 from training import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
+PRELOADED = ["torch.distributed.fsdp", "matplotlib.pyplot", "training.run", "training.log", "training.optimizer", "viz.probe"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "old", "dogs", "run", "by", "in", "rain"]
 
 
@@ -142,6 +145,30 @@ def command(script, *arguments, cwd=ROOT, stdin=None, code=0, timeout=120, env=N
     assert result.returncode == code, f"exit code {result.returncode}\n{out}\n{error}"
     assert "Traceback" not in error, error
     return out, error
+
+
+def _child(plain, variables, output):
+    """The main function of a forked process: what train.py does with a configuration."""
+    import train
+
+    os.environ.update(variables)
+    with open(output, "w", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        run_command(lambda: train.train(Config.from_dict(plain)))
+
+
+def fork_training(config, output, **variables):
+    """Start `config` in a process of its own, forked from one that has torch loaded already: half a second, not four."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers", "train", *PRELOADED])
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "PYTHONPATH")}
+    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})  # for the first, the server
+    try:
+        process = context.Process(target=_child, args=(config.to_dict(), variables, str(output)))
+        process.start()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return process
 
 
 def read_records(folder, drop=("tokens_per_second", "mfu", "memory", "seconds")):

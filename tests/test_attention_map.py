@@ -128,7 +128,9 @@ def test_validation_data_of_another_tokenizer_is_not_used(run, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--text", "a" * 49], "49 tokens are to be read, the model reads 48 at once\nchoose a part of the text, for example --tokens 0:48"),
+        (["--text", "a" * 49], "49 tokens are to be read, the model reads 48 at once\nchoose a part of"),
+        (["--text", "a" * 99, "--tokens", "2:99"], "97 tokens are to be read, the model reads 48 at once\nchoose a part of"),
+        (["--text", "a" * 99, "--tokens", "2:99"], "for example --tokens 2:50"),
         (["--text", "abc", "--tokens", "1:9"], "--tokens is '1:9'; it must be FIRST:END, 0 <= FIRST < END <= 3"),
         (["--text", "abc", "--tokens", "2:2"], "--tokens is '2:2'"),
         (["--text", "abc", "--tokens", "-1:2"], "--tokens is '-1:2'"),

@@ -195,13 +195,13 @@ def test_fingerprint(tmp_path):
     (tmp_path / "one" / "dataset.json").write_text(json.dumps(about | {"sources": [{"name": "x"}]}))
     assert Dataset(tmp_path / "one").fingerprint == one
     others = [
-        write_corpus(tmp_path / "train", "t" + text[1:450], text[450:]),  # one character is another
-        write_corpus(tmp_path / "val", text[:450], text[450:-1] + "t"),
+        write_corpus(tmp_path / "train", text[1] + text[0] + text[2:450], text[450:]),  # two characters exchanged
+        write_corpus(tmp_path / "val", text[:450], text[450:-2] + text[-1] + text[-2]),
         write_corpus(tmp_path / "cut", text[:449], text[449:]),
         write_byte_corpus(tmp_path / "tokenizer", text),
     ]
-    assert text[0] == "a"
-    assert text[-1] != "t"
+    assert text[0] != text[1]
+    assert text[-1] != text[-2]
     assert len({one, *(Dataset(folder).fingerprint for folder in others)}) == 5
 
 

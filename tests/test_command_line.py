@@ -215,7 +215,7 @@ def test_processes_that_do_not_divide_the_batch(tmp_path, monkeypatch):
     data = write_corpus(tmp_path / "d", nonsense())
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: pytest.fail("waited"))
-    for batch_size, micro in ((4, 0), (8, 2)):
+    for batch_size, micro in ((4, 0), (8, 2), (6, 3)):
         words = f"batch_size {batch_size} does not divide among 3 processes x micro_batch_size {micro or 1}"
         with pytest.raises(UserError, match=words):
             train_here(make_config(data, tmp_path / "r", batch_size=batch_size, micro_batch_size=micro))

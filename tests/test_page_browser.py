@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_viz_maps import NASTY, tiny_maps, tiny_model
 
-from viz.maps import merge_words, word_index
+from viz.maps import word_index
 from viz.page import render_page
 from viz.probe import load_probe, save_probe
 from viz.roles import ROLES, measure_roles
@@ -24,13 +24,21 @@ def maps():
 
 
 @pytest.fixture(scope="module")
-def path(maps, tmp_path_factory):
+def roles(maps):
+    """As measured, save that heads 1.1 and 0.2 have a role."""
+    measured = measure_roles(maps, (np.full((2, 3), 0.1), 0.05))
+    measured.scores[1, 1, 0], measured.scores[0, 2, 0], measured.scores[0, 2, 4] = 0.9, 0.6, 0.95
+    assert measured.names().ravel().tolist() == ["mixed", "mixed", "induction", "mixed", "previous", "mixed"]
+    return measured
+
+
+@pytest.fixture(scope="module")
+def path(maps, roles, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for step, seed in ((0, 0), (50, 1), (200, 2)):
         save_probe(folder, step, tiny_model(seed=seed), list(TEXT.encode()))
     curve = [(0, 4.25, 4.5), (50, 3.25, 3.5), (200, 2.25, 2.75)]
-    uniform = np.full((2, 3), 0.1)
-    text = render_page(maps, measure_roles(maps, (uniform, 0.05)), TEXT, ["a fact"], load_probe(folder, bytes), curve)
+    text = render_page(maps, roles, TEXT, ["a fact"], load_probe(folder, bytes), curve)
     (folder / "page.html").write_text(text, encoding="utf-8", newline="\n")
     return folder / "page.html"
 
@@ -76,9 +84,9 @@ def looks(page, name):
     return page.locator(f"{name} .bars > span:nth-child(3n)").all_inner_texts()
 
 
-def point(page, maps, query, key, name="#weights-map"):
-    """Move the pointer to a cell of a large map."""
-    at = page.evaluate(
+def place(page, query, key, name="#weights-map"):
+    """Where the middle of a cell of a large map lies in the window."""
+    return page.evaluate(
         """([name, query, key]) => {
             const v = {"#weights-map": weightsView, "#scores-map": scoresView, "#big-map": bigView}[name];
             const box = v.canvas.getBoundingClientRect();
@@ -86,33 +94,38 @@ def point(page, maps, query, key, name="#weights-map"):
         }""",
         [name, query, key],
     )
-    page.mouse.move(*at)
-    return at
 
 
-def test_overview(opened, maps):
+def point(page, query, key, name="#weights-map"):
+    """Move the pointer to a cell of a large map."""
+    page.mouse.move(*place(page, query, key, name))
+
+
+def test_overview(opened, maps, roles):
     buttons = opened.locator("#grid button")
     assert buttons.count() == 6
     assert opened.locator("h1").inner_text().startswith("The cat, the cat sat.")
     assert f"{len(maps.tokens)} tokens" in opened.locator("#facts").inner_text()
     buttons.nth(4).hover()
     assert "Layer 1, head 1" in opened.locator("#hovered").inner_text()
-    measured = measure_roles(maps)
     column = list(ROLES).index("previous")
+    told = opened.locator("#hovered").inner_text()
+    assert f"mean entropy {roles.entropy[1, 1]:.2f} bits" in told
+    assert f"previous: {100 * roles.scores[1, 1, column]:.1f} % of its weight goes to the token just before" in told
     opened.select_option("#sort", label="most previous first")
-    order = np.argsort(-measured.scores[..., column].ravel(), kind="stable")
-    names = [f"L{i // 3} H{i % 3}" for i in order]
-    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == names
+    order = np.argsort(-roles.scores[..., column].ravel(), kind="stable")
+    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [f"L{i // 3} H{i % 3}" for i in order]
+    opened.select_option("#sort", label="narrowest look first")
+    order = np.argsort(roles.entropy.ravel(), kind="stable")
+    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [f"L{i // 3} H{i % 3}" for i in order]
     opened.select_option("#sort", value="")
-    called = measured.names().ravel().tolist()
-    role = called[0]
-    opened.select_option("#filter", value=role)
-    assert buttons.count() == called.count(role)
+    opened.select_option("#filter", label="induction (1)")
+    assert buttons.all_inner_texts() == ["L0 H2\ninduction 95 %"]
     opened.select_option("#filter", value="")
     opened.click("#table-of-roles summary")
     cells = opened.locator("#roles tbody tr").nth(1 + 4).locator("td").all_inner_texts()
     assert cells[0] == "L1 H1"
-    assert shown_as(cells[2 + column], 100 * measured.scores[1, 1, column], 1e-5)
+    assert shown_as(cells[2 + column], 100 * roles.scores[1, 1, column], 1e-5)
     buttons.nth(4).click()
     assert opened.locator("#head").is_visible()
     assert opened.locator("#pick").input_value() == "4"
@@ -124,19 +137,19 @@ def test_head_by_pointer(opened, maps):
     weights, scores = maps.weights(1)[1], maps.scores(1)[1]
     for name in ("#weights-map", "#scores-map"):
         for query, key in ((30, 12), (17, 17), (50, 0)):
-            point(opened, maps, query, key, name)
+            point(opened, query, key, name)
             line = opened.locator("#looks .cell").inner_text()
             assert f"({query}) → {maps.labels[key]} ({key})" in line
             assert shown_as(line.split("score ")[1], scores[query, key])
             assert shown_as(line.split("weight ")[1], 100 * weights[query, key], 1e-5)
-    point(opened, maps, 30, 12)
+    point(opened, 30, 12)
     shown, expected = looks(opened, "#looks"), np.sort(weights[30])[::-1]
     assert len(shown) == 9
     assert all(shown_as(text, 100 * value, 1e-5) for text, value in zip(shown, expected[:8], strict=False))
     assert shown_as(shown[8], 100 * expected[8:].sum(), 1e-4)
     row = weights[30, :31].astype(float)
     assert shown_as(opened.locator("#looks .note").inner_text(), -(row * np.log2(np.maximum(row, 1e-30))).sum(), 1e-4)
-    point(opened, maps, 20, 40)
+    point(opened, 20, 40)
     assert "forbidden; score \u2212∞, weight 0" in opened.locator("#looks .cell").inner_text()
 
 
@@ -162,13 +175,13 @@ def test_forbidden_is_hatched_and_zero_is_plain(opened):
     assert colours[1] == 1
 
 
-def test_head_click_keeps_a_row_and_escape_lets_go(opened, maps):
+def test_head_click_keeps_a_row_and_escape_lets_go(opened):
     opened.click("#tab-head")
-    opened.mouse.click(*point(opened, maps, 30, 12))
-    point(opened, maps, 44, 3)
+    opened.mouse.click(*place(opened, 30, 12))
+    point(opened, 44, 3)
     assert "(token 30)" in opened.locator("#looks h2").inner_text()
     opened.keyboard.press("Escape")
-    point(opened, maps, 45, 3)
+    point(opened, 45, 3)
     assert "(token 45)" in opened.locator("#looks h2").inner_text()
 
 
@@ -211,7 +224,7 @@ def test_every_control_has_a_name(opened):
     assert unnamed == []
 
 
-def test_zoom_shows_more_of_less(opened, maps):
+def test_zoom_shows_more_of_less(opened):
     opened.click("#tab-head")
     cell = opened.evaluate("weightsView.cell")
     for _ in range(4):
@@ -271,14 +284,18 @@ def test_whole_words(opened, maps):
     opened.check("#words")
     assert opened.evaluate("weightsView.n") == words[-1] + 1
     assert not opened.locator("#scores-map").is_visible()
-    merged = merge_words(maps.weights(0)[0], words)
-    point(opened, maps, 6, 2)
+    member = np.eye(words[-1] + 1)[words]
+    merged = (member / member.sum(0)).T @ maps.weights(0)[0] @ member  # to a word weights add up, from a word they are averaged
+    np.testing.assert_allclose(merged.sum(-1), 1, atol=1e-5)
+    key = int(merged[4, :4].argmax())
+    point(opened, 4, key)
     line = opened.locator("#looks .cell").inner_text()
-    assert shown_as(line.split("weight ")[1], 100 * merged[6, 2], 1e-5)
+    assert line.startswith(f"␣cat (4) → {['The', '␣cat', ',', '␣the'][key]} ({key})")
+    assert shown_as(line.split("weight ")[1], 100 * merged[4, key], 1e-5)
     opened.click("#tab-text")
     assert opened.locator("#reader span").count() == words[-1] + 1
-    opened.hover("#reader [data-unit='7']")
-    assert shown_as(looks(opened, "#text-looks")[0], 100 * merged[7].max(), 1e-5)
+    opened.hover("#reader [data-unit='5']")
+    assert shown_as(looks(opened, "#text-looks")[0], 100 * merged[5].max(), 1e-5)
 
 
 def test_equation(opened, maps):
@@ -329,18 +346,25 @@ def test_learning(opened, path):
     assert opened.locator("#snapshots button").count() == 6
 
     def cell(query, key):
-        point(opened, None, query, key, "#big-map")
+        point(opened, query, key, "#big-map")
         return opened.locator("#big-title").inner_text()
 
-    lower = 30 * 31 // 2 + 28
+    first = 30 * 31 // 2  # of row 30 in the lower triangle
     for step, index, loss in ((200, 2, "2.750"), (50, 1, "3.500"), (0, 0, "4.500")):
         assert label.inner_text() == f"step {step}"
-        assert cell(30, 28).endswith(f" {round(100 * probe.maps[index][0, 0, lower] / 255)} %")
+        row = probe.maps[index][0, 0, first : first + 31].astype(int)
+        assert cell(30, int(row.argmax())).endswith(f" {round(100 * row.max() / 255)} %")
         assert f"validation {loss}" in opened.locator("#loss").text_content()
         x = float(opened.locator("#loss .now").get_attribute("x1"))
         assert x == pytest.approx(40 + 410 * step / 200)
         opened.focus("#moment")
         opened.keyboard.press("ArrowLeft")
+    formed = opened.locator("#formed").inner_text()
+    for role, found in probe.forming().items():
+        if found:
+            assert f"First {role} head: L{found[1]} H{found[2]}, at step {found[0]}" in formed
+        else:
+            assert role in formed.split("Not reached in this run: ")[1]
     opened.click("#snapshots button >> nth=4")
     assert cell(30, 28).startswith("Layer 1, head 1")
     assert cell(28, 30).endswith("forbidden")
@@ -373,14 +397,14 @@ PHONE = {"viewport": {"width": 375, "height": 720}, "has_touch": True, "is_mobil
 
 
 @pytest.mark.parametrize("opened", [PHONE], indirect=True)
-def test_on_a_phone_nothing_is_cut_off_and_a_tap_is_enough(opened, maps):
+def test_on_a_phone_nothing_is_cut_off_and_a_tap_is_enough(opened):
     for view in ("overview", "head", "text", "equation", "learning"):
         opened.tap(f"#tab-{view}")
         assert opened.evaluate("document.documentElement.scrollWidth") <= 375
         assert opened.locator("footer").is_visible()
     opened.tap("#tab-head")
     opened.locator("#weights-map").scroll_into_view_if_needed()
-    opened.touchscreen.tap(*point(opened, maps, 40, 10))
+    opened.touchscreen.tap(*place(opened, 40, 10))
     assert "(40) →" in opened.locator("#looks .cell").inner_text()
 
 

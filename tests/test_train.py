@@ -467,9 +467,9 @@ def test_exit_code_of_a_lost_run(tmp_path, data):
     config = make_config(data, tmp_path / "r", lr=1e30, warmup_steps=0, schedule="constant", max_steps=100, eval_every=0)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     _, error = command("train.py", tmp_path / "config.json", code=1)
-    message = error[error.index("error: ") :]
+    message = error[error.index("error: ") :].strip()
     assert "--lr (now 1e+30)" in message
-    assert len(message.strip().split("\n")) == 2
+    assert len(message.split("\n")) == 2  # and no progress line behind it
 
 
 def test_a_full_disk(tmp_path, data):
@@ -485,6 +485,22 @@ def test_a_full_disk(tmp_path, data):
     assert train_here(make_config(data, tmp_path / "r", d_model=64, resume=True)) == 0
     assert train_here(make_config(data, tmp_path / "s", d_model=64)) == 0
     assert_same_run(tmp_path / "r", tmp_path / "s")
+
+
+def test_a_save_that_fails_ends_the_run_at_once(tmp_path, data, monkeypatch):
+    """Not only where the next save is due, hours later it may be."""
+    save = importlib.import_module("training.checkpoint").save
+
+    def fail(checkpoint, path):
+        if checkpoint.step:
+            raise OSError("No space left on device")
+        save(checkpoint, path)
+
+    monkeypatch.setattr("training.checkpoint.save", fail)
+    with pytest.raises(MachineError, match="could not be saved"):
+        train_here(make_config(data, tmp_path / "r", max_steps=200, save_every=100, eval_every=0))
+    assert 100 <= max(losses(tmp_path / "r")) < 150
+    assert load(tmp_path / "r" / "checkpoint.pt").step == 0
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path, data):

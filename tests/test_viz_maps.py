@@ -13,7 +13,7 @@ from data.tokenizer import ByteTokenizer
 from model.attention import Mask, record_attention
 from model.config import ModelConfig
 from model.gpt import GPT
-from viz.maps import AttentionMaps, label, merge_words, read_text, word_index
+from viz.maps import AttentionMaps, label, read_text, word_index
 
 NASTY = "</script><img src=x onerror=alert(1)> a\tb\x07\x1b\r\n\u05e9\u05dc \U0001f600 \u202eabc $x$ &amp; \u0301"
 
@@ -64,11 +64,6 @@ def test_words_of_characters_and_of_subwords():
     assert word_index([b"a", b"\xc3", b"\xa9", b"b"]) == [0, 0, 0, 0]  # a character in two tokens
     assert word_index([b"!", b"\xe2\x80", b"\x94", b"x"]) == [0, 0, 0, 0]
     assert word_index([b" ", b"a", b" ", b" ", b"b"]) == [0, 0, 1, 1, 1]
-
-
-def test_merging_adds_columns_and_averages_rows():
-    weights = np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]])
-    np.testing.assert_allclose(merge_words(weights, [0, 0, 1]), [[1, 0], [0.5, 0.5]])
 
 
 def test_maps_are_the_models_own_numbers():

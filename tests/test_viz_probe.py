@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_viz_maps import tiny_model
 
-from viz import probe
+from viz import probe, roles
 from viz.maps import read_text
 from viz.probe import cut_probe, load_probe, save_probe
 from viz.roles import ROLES, induction_scores, measure_roles
@@ -31,15 +31,17 @@ def test_a_snapshot_holds_the_maps_and_scores(tmp_path):
 
 
 def test_saving_touches_no_random_state_and_leaves_nothing_half_written(tmp_path):
-    model = tiny_model()
+    model = tiny_model(dropout=0.5).train()
     state = torch.get_rng_state()
     attends = [block.attention.attend for block in model.blocks]
     save_probe(tmp_path, 0, model, TOKENS)
     assert torch.equal(state, torch.get_rng_state())
     assert [block.attention.attend for block in model.blocks] == attends
-    assert not model.training
+    assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000.npz"]
+    maps = read_text(model.eval(), TOKENS[:128], bytes)
+    np.testing.assert_allclose(load_probe(tmp_path, bytes).entropy[0, 1], roles.mean_entropy(maps.weights(1)), atol=1e-5)
 
 
 def test_short_contexts_and_many_heads_read_fewer_tokens(tmp_path, monkeypatch):

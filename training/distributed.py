@@ -6,6 +6,7 @@ is its turn (Rajbhandari et al. 2020, "ZeRO", stage 3). Either makes the same st
 
 import contextlib
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +108,19 @@ def start(config: Config) -> Processes:
     return Processes(dist.get_rank(), count, local_rank, run.strategy)
 
 
-def stop() -> None:
-    """Leave the group, if there is one."""
-    if dist.is_initialized():
-        dist.barrier()  # gloo aborts now and then where one leaves while another still reads from it
-        dist.destroy_process_group()
+def leave(code: int) -> int:
+    """Leave the group, if there is one, and the process with it; else give the exit code back.
+
+    Python's own exit is passed by: gloo's threads, where FSDP2 has used them, now and then abort it, and torchrun would take the
+    run for failed.
+    """
+    if not dist.is_initialized():
+        return code
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def gather(state: Any, keep: bool) -> Any:

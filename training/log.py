@@ -4,7 +4,6 @@ import json
 import math
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,12 +154,14 @@ def peak_memory() -> int:
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() >> 20
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux; getrusage would count the parent's memory in
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) >> 10
     try:
         import resource
     except ImportError:  # Windows
         return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak >> (20 if sys.platform == "darwin" else 10)  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20  # macOS counts bytes
 
 
 def plot_losses(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Knowing before paying: what a run takes in parameters, FLOPs, memory and time, and which dial to turn when memory has run out.
 
 Memory is counted, not guessed: a step of the real model runs on fake tensors, which have shapes but no data, and every storage is
-followed from birth to death. Not counted are kernels' scratch space, the allocator's gaps, what a compiler adds or saves, the
-block that FSDP2 gathers, and the page cache's share of a large corpus, which the system takes back when it must.
+followed from birth to death. Not counted are kernels' scratch space, the gaps that an allocator leaves (glibc's from a few per
+cent to a third, if MALLOC_MMAP_THRESHOLD_ is left as it is), what a compiler adds or saves, the block that FSDP2 gathers, and the
+page cache's share of a large corpus, which the system takes back when it must.
 """
 
 import contextlib
@@ -47,8 +48,10 @@ PARTS = {
 """Part of a model -> the names of its parameters."""
 USUAL_VOCABULARY = {"char": 65, "byte": 256, "bpe": 4096, "gpt2": 50_257}
 """Ids assumed where the data isn't prepared, by the tokenizer its folder is named after; GPT-2's where it names none."""
-FITS = 0.9
-"""Share of a memory limit that an estimate may fill, for what it does not count."""
+FITS = 0.7
+"""Share of a memory limit that an estimate may fill: the allocator's gaps have been seen to add a third to what is counted."""
+THREADS = 2 * (64 + 8) << 20
+"""Bytes of addresses for arena and stack of two threads that training starts: autograd's and the one that saves."""
 PATIENCE = 10.0
 """Seconds a timed micro-batch may be expected to take, at half the machine's matrix rate; fewer rows are timed, or none."""
 
@@ -131,8 +134,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Counter[str]]:
-    """Bytes alive in a step of `n_layer` blocks, by part: the peaks 0 before the backward pass reaches the first block, 1 from
-    there on, 2 in the optimiser; and what is "kept" from the forward to the backward pass.
+    """Bytes alive in a step of `n_layer` blocks, by part: the peaks of its stages, which are 0 the forward pass, 1 the backward
+    pass down to the first block, 2 the rest of it, 3 the optimisers; and what is "kept" when the blocks have been passed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -147,27 +150,27 @@ def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Coun
             runtime.recompute_blocks(model)
 
         def at_first_block(_module: nn.Module, _inputs: tuple, out_BTD: Tensor) -> None:
-            out_BTD.register_hook(lambda _: memory.enter(memory.part, 1))
+            out_BTD.register_hook(lambda _: memory.enter(memory.part, 2))
 
         def at_unembedding(*_) -> None:
             kept.update(memory.live)
-            memory.enter("logits and loss", 0)
+            memory.part = "logits and loss"
 
         model.blocks[0].register_forward_hook(at_first_block)
         model.unembed.register_forward_pre_hook(at_unembedding)
-        optimizers, kept = make_optimizers(model, optim), Counter()
-        tokens = torch.zeros(optim.micro_batch_size, config.model.context_length, dtype=torch.long)
+        optimizers, kept = make_optimizers(model, optim, run.precision), Counter()
         for accumulates in (False, optim.batch_size > optim.micro_batch_size):  # the first step makes the optimisers' state
             memory.peaks = {}
             for _ in range(1 + accumulates):
                 memory.enter("activations", 0)
                 kept.clear()
+                tokens = torch.zeros(optim.micro_batch_size, config.model.context_length, dtype=torch.long)
                 with runtime.autocast(device, run.precision):
                     loss = cross_entropy(model(tokens), tokens)
-                memory.enter("workspace of the backward pass", 0)
+                memory.enter("workspace of the backward pass", 1)
                 loss.backward()
                 del loss
-            memory.enter("optimizer", 2)
+            memory.enter("optimizer", 3)
             for optimizer in optimizers:
                 optimizer.step()
             model.zero_grad()
@@ -175,17 +178,17 @@ def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Coun
 
 
 def training_bytes(config: Config, vocab_size: int) -> tuple[list[Counter[str]], Counter[str]]:
-    """Bytes alive, by part, at the three moments that may be the worst of a step; and between its forward and backward pass.
+    """Bytes alive, by part, at the peak of each of a step's stages; and what is kept for the backward pass.
 
-    `config` is one process's: batch_size is its share. Up to where the backward pass reaches the first block each further block
-    adds the same activations, from there on the same gradients; so blocks beyond the third are extrapolated, exactly.
+    `config` is one process's: batch_size is its share. In one stage each further block adds the same, be it activations or
+    gradients; so blocks beyond the third are extrapolated, exactly.
     """
     n_layer = config.model.n_layer
     shallow, deep = (_step_bytes(config, vocab_size, min(n, n_layer)) for n in (2, 3))
     for moment, parts in deep.items():
         for part in parts:
             parts[part] += max(0, n_layer - 3) * (parts[part] - shallow[moment][part])
-    return [deep[0], deep[1], deep[2]], deep["kept"]
+    return [deep[stage] for stage in range(4)], deep["kept"]
 
 
 def vary(config: Config, section: str, **changes: Any) -> Config:
@@ -194,14 +197,17 @@ def vary(config: Config, section: str, **changes: Any) -> Config:
 
 
 @functools.cache
-def interpreter_bytes() -> int:
-    """Resident memory of this process with the libraries that training loads, measured once: ask before a model is built."""
+def baseline() -> tuple[int, int]:
+    """Bytes of memory and of addresses that this process holds with the libraries that training loads. Measured once, when first
+    asked, which should be before a model is built.
+    """
     layer = nn.Linear(8, 8)
     for dtype in (torch.float32, torch.bfloat16):  # kernels' code is read when first used
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             layer(torch.randn(8, 8)).float().sum().backward()
     torch.optim.AdamW(layer.parameters(), fused=True).step()
-    return _kibibytes("/proc/self/status", "VmRSS") or 320 << 20  # Linux's figure, where another system tells none
+    resident, addresses = (_kibibytes("/proc/self/status", name) for name in ("VmRSS", "VmSize"))
+    return resident or 320 << 20, addresses  # Linux's figure, where another system tells none
 
 
 def _kibibytes(path: str, name: str) -> int:
@@ -218,16 +224,17 @@ def memory_limit(device: str) -> int:
     """
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    resident = _kibibytes("/proc/self/status", "VmRSS")
-    limits = [available + resident] if (available := _kibibytes("/proc/meminfo", "MemAvailable")) else []
+    available = _kibibytes("/proc/meminfo", "MemAvailable")
+    limits = [available + _kibibytes("/proc/self/status", "VmRSS")] if available else []
     for path in map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         if path.exists() and (text := path.read_text().strip()).isdigit():
             limits.append(int(text))
     with contextlib.suppress(ImportError):  # Windows
         import resource
 
-        if (addresses := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-            limits.append(max(1, addresses - _kibibytes("/proc/self/status", "VmSize") + resident))
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            held, addresses = baseline()
+            limits.append(max(1, limit - (addresses - held) - THREADS))
     return min(limits, default=0)
 
 
@@ -242,7 +249,7 @@ def make_plan(config: Config, vocab_size: int, n_token: int | None = None, proce
         raise UserError(f"batch_size {optim.batch_size} does not divide among {shares}: choose a multiple")
     config = vary(runtime.resolve(config), "optim", micro_batch_size=optim.micro_batch_size or rows)
     run, on_gpu = config.run, config.run.device.startswith("cuda")
-    base = Counter({} if on_gpu else {"interpreter and libraries": interpreter_bytes()})
+    base = Counter({} if on_gpu else {"interpreter and libraries": baseline()[0]})
     with torch.device("meta"):
         model = GPT(config.model, vocab_size)
     parameters = Counter(dict.fromkeys(PARTS, 0))
@@ -276,7 +283,7 @@ def time_steps(plan: Plan) -> dict[str, float]:
     model = GPT(config.model, plan.vocab_size, runtime.ATTENTION[run.attention]).to(run.device)
     if run.recompute:
         runtime.recompute_blocks(model)
-    optimizers = make_optimizers(model, optim)
+    optimizers = make_optimizers(model, optim, run.precision)
     tokens = torch.randint(plan.vocab_size, (rows, context_length), device=run.device)
     step_model = runtime.compile_or_not(model, run, tokens)
     laps: list[list[float]] = []
@@ -373,7 +380,8 @@ def memory_warning(plan: Plan) -> str | None:
 def out_of_memory_advice(error: BaseException, config: Config, vocab_size: int, processes: int = 1) -> str | None:
     """What to change when an allocation has failed, the global batch kept; None where `error` is something else.
 
-    Frees what the failed calls still hold. The micro-batch named is the largest for which the plan finds room.
+    The micro-batch named is the largest for which the plan finds room. What the failed calls hold is freed; `baseline` must have
+    been asked, as `make_plan` does, when the run began.
     """
     words = ("can't allocate memory", "bad_alloc", "out of memory", "Cannot allocate memory", "can't start new thread")
     known = isinstance(error, MemoryError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOMEM

@@ -122,13 +122,10 @@ class AttentionMaps:
 
 def _predictions(logits_TV: Tensor, ids: list[int], decode: Decode) -> tuple[list[list[tuple[bytes, float]]], list[float]]:
     """The most likely next tokens at each position with their probabilities, and the loss of the true one at all but the last."""
-    probabilities_TV = softmax(logits_TV.detach().float().cpu())
-    top = probabilities_TV.topk(min(N_PREDICTION, probabilities_TV.shape[-1]), dim=-1)
-    predictions = [
-        [(decode([i]), p) for i, p in zip(row_ids, row_p, strict=True)]
-        for row_ids, row_p in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
     log_p_TV = torch.log_softmax(logits_TV.detach().float().cpu(), dim=-1)
+    top = log_p_TV.exp().topk(min(N_PREDICTION, log_p_TV.shape[-1]), dim=-1)
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    predictions = [[(decode([i]), p) for i, p in zip(*row, strict=True)] for row in rows]
     return predictions, [-log_p_TV[t, i].item() for t, i in enumerate(ids[1:])]
 
 
@@ -157,7 +154,7 @@ def label(piece: bytes) -> str:
             shown.append(f"⟨{part.encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩")
         elif part in _SHOWN:
             shown.append(_SHOWN[part])
-        elif kind in ("Cc", "Cf", "Cn", "Co", "Zl", "Zp") or (kind == "Zs"):
+        elif kind in ("Cc", "Cf", "Cn", "Co", "Zl", "Zp", "Zs"):
             shown.append(f"⟨U+{ord(part):04X}⟩")
         else:
             shown.append("◌" + part if kind.startswith("M") and not shown else part)
@@ -189,12 +186,3 @@ def word_index(pieces: Sequence[bytes]) -> list[int]:
         before = _kind(text[-1]) if text else before
         words.append(index)
     return words
-
-
-def merge_words(weights: np.ndarray, words: Sequence[int]) -> np.ndarray:
-    """Weights (..., T, T) between tokens as (..., W, W) between words: those to a word add up, those from a word are averaged.
-
-    Rows still sum to 1 (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
-    """
-    member = np.eye(max(words) + 1, dtype=weights.dtype)[list(words)]
-    return (member / member.sum(0)).T @ (weights @ member)

@@ -7,10 +7,11 @@ const $ = (id) => document.getElementById(id);
 const D = JSON.parse($("data").textContent);
 const N = D.tokens.length;
 const HEADS = D.layers.flatMap((layer, i) => D.heads.map((head, j) => ({
-  layer, head, name: `L${layer} H${head}`, called: D.roles.called[i][j], roles: D.roles.scores[i][j],
+  layer, head, name: `L${layer} H${head}`, called: D.roles.called[i][j], roles: D.roles.scores[i][j], entropy: D.roles.entropy[i][j],
 })));
 const DIGITS = D.bits === 32 ? 4 : 2;  // of the equation's numbers: as many as the stored q and k still tell
 const WEIGHT_DIGITS = D.bits === 32 ? 4 : 3;
+const ROOMY = HEADS.length * N * N * 4 < 2e8;  // whether the weights of all heads may be kept in memory
 const state = {view: "overview", head: 0, query: N - 1, key: null, words: false, source: "head", kept: false};
 
 // ---------- small helpers ----------
@@ -89,6 +90,8 @@ function weights(h) {
       for (let s = 0; s < N; s++) sum += row[s] = Math.exp(row[s] - most);
       for (let s = 0; s < N; s++) row[s] /= sum;
     }
+    if (!ROOMY && h !== HEADS[state.head]) return matrix;
+    if (!ROOMY) for (const other of HEADS) other.weights = null;
     h.weights = matrix;
   }
   return h.weights;
@@ -256,9 +259,10 @@ class MapView {
     if (!this.matrix || !this.root.clientWidth) return;
     this.right = this.strip ? 54 : 6;
     const width = this.root.clientWidth;
-    const labelled = this.zoom > 1 || !this.rotated || (width - this.longest - this.right) / this.n >= 7.2;
-    this.gutter = labelled ? this.longest : Math.min(66, this.longest);  // where cells are too small for labels, one is shown at a time
-    const fit = (width - this.gutter - this.right) / this.n;
+    // Where cells are too small for labels, one is shown at a time, and less room is kept for it.
+    const labelled = !this.rotated || (width - this.longest - this.right) / this.n >= 7.2, narrow = labelled ? this.longest : Math.min(66, this.longest);
+    const fit = (width - narrow - this.right) / this.n;
+    this.gutter = this.zoom > 1 ? this.longest : narrow;
     this.top = this.rotated ? this.gutter : 38;
     const tallest = Math.max(260, window.innerHeight * 0.74);
     this.cell = Math.min(34, fit) * this.zoom;
@@ -401,6 +405,7 @@ function overviewControls() {
   }
   $("sort").append(make("option", {value: ""}, "layer by layer"));
   D.roles.names.forEach((role, i) => { if (D.roles.uniform[i] !== null) $("sort").append(make("option", {value: i}, `most ${role} first`)); });
+  $("sort").append(make("option", {value: "entropy"}, "narrowest look first"));
   $("filter").onchange = $("sort").onchange = overviewGrid;
   if (D.heads.length <= 6) {  // there is room beside the grid
     document.querySelector(".with-roles").classList.add("few");
@@ -408,10 +413,10 @@ function overviewControls() {
   }
   $("threshold").textContent = percent(D.roles.threshold).replace(".0", "");
   for (const role of D.roles.names) $("definitions").append(make("dt", {}, role), make("dd", {}, `looks at ${roleAbout[role]}`));
-  const head = make("tr", {}, make("th", {}, "head"), make("th", {class: "left"}, "called"), ...D.roles.names.map((name) => make("th", {}, name)));
-  const uniform = make("tr", {class: "rest"}, make("td", {}, "uniform"), make("td"), ...D.roles.uniform.map((x) => make("td", {}, x === null ? "–" : percent(x))));
+  const head = make("tr", {}, make("th", {}, "head"), make("th", {class: "left"}, "called"), ...D.roles.names.map((name) => make("th", {}, name)), make("th", {}, "entropy"));
+  const uniform = make("tr", {class: "rest"}, make("td", {}, "uniform"), make("td"), ...D.roles.uniform.map((x) => make("td", {}, x === null ? "–" : percent(x))), make("td"));
   const rows = HEADS.map((h) => make("tr", {}, make("td", {}, h.name), make("td", {class: "left"}, h.called),
-    ...h.roles.map((x, i) => { const cell = make("td", {}, x === null ? "–" : percent(x)); if (h.called === D.roles.names[i]) cell.style.fontWeight = 700; return cell; })));
+    ...h.roles.map((x, i) => { const cell = make("td", {}, x === null ? "–" : percent(x)); if (h.called === D.roles.names[i]) cell.style.fontWeight = 700; return cell; }), make("td", {}, `${h.entropy.toFixed(2)} bits`)));
   $("roles").append(make("thead", {}, head), make("tbody", {}, uniform, ...rows));
 }
 function columns(grid, inOrder) {
@@ -423,13 +428,13 @@ let pending = [];
 function overviewGrid() {
   const role = $("filter").value, sort = $("sort").value;
   const shown = HEADS.filter((h) => !role || h.called === role);
-  if (sort) shown.sort((a, b) => b.roles[sort] - a.roles[sort]);
+  if (sort) shown.sort((a, b) => sort === "entropy" ? a.entropy - b.entropy : b.roles[sort] - a.roles[sort]);
   columns($("grid"), !role && !sort);
   $("grid").replaceChildren(...shown.map((h) => {
-    const i = sort ? Number(sort) : D.roles.names.indexOf(h.called);
-    const told = i >= 0 ? `${D.roles.names[i]} ${Math.round(100 * h.roles[i])} %` : "mixed";
+    const i = sort && sort !== "entropy" ? Number(sort) : D.roles.names.indexOf(h.called);
+    const told = sort === "entropy" ? `${h.entropy.toFixed(1)} bits` : i >= 0 ? `${D.roles.names[i]} ${Math.round(100 * h.roles[i])} %` : "mixed";
     h.canvas = make("canvas", {"aria-hidden": "true"});
-    const tell = () => $("hovered").replaceChildren(make("b", {}, `Layer ${h.layer}, head ${h.head}`), ` · ${roleSentence(h)}`);
+    const tell = () => $("hovered").replaceChildren(make("b", {}, `Layer ${h.layer}, head ${h.head}`), ` · ${roleSentence(h)} · mean entropy ${h.entropy.toFixed(2)} bits, an even look at ${(2 ** h.entropy).toFixed(1)} tokens`);
     return make("button", {type: "button", "data-head": h.name, "aria-label": `Layer ${h.layer}, head ${h.head}, ${told}`,
       onclick: () => { state.head = HEADS.indexOf(h); go("head"); }, onpointerenter: tell, onfocus: tell},
       h.canvas, make("span", {}, h.name), make("span", {class: h.called === "mixed" && !sort ? "role" : "role called"}, told));
@@ -725,8 +730,10 @@ async function learningShow() {
     bigView = new MapView($("big-map"), "Map while learning", {onmove: (query, key) => { bigView.mark(query, key); bigTitle(); }});
     $("snapshots").append(...learned.map((h, i) => make("button", {type: "button", "data-head": `L${h.layer} H${h.head}`, onclick: () => { watched = i; momentShow(); }},
       h.canvas = make("canvas", {"aria-hidden": "true"}), make("span", {}, `L${h.layer} H${h.head}`), h.role = make("span", {class: "role"}))));
+    const never = Object.keys(L.forming).filter((role) => !L.forming[role]);
+    if (never.length) $("formed").append(make("li", {}, `Not reached in this run: ${never.join(", ")}`));
     for (const [role, found] of Object.entries(L.forming)) {
-      if (found) $("formed").append(make("li", {}, `First ${role} head: L${found[1]} H${found[2]}, at step ${found[0].toLocaleString("en")}`));
+      if (found) $("formed").prepend(make("li", {}, `First ${role} head: L${found[1]} H${found[2]}, at step ${found[0].toLocaleString("en")}`));
     }
   }
   const heads = L.called[0][0].length, grid = $("snapshots");
@@ -860,7 +867,7 @@ function start() {
   headViews();
   reader = new Reader($("reader"), "The text; choose a token", textMark);
   chooser = new Reader($("chooser"), "Choose the token that looks", (t, say) => { if (say) equationPick(t); });
-  go("overview");
+  go(HEADS.length === 1 ? "head" : "overview");
 }
 function equationPick(t) {
   const words = state.words;

@@ -65,7 +65,7 @@ def render_page(
         "predictions": [[[label(piece), _short(p)] for piece, p in row] for row in maps.predictions],
         "losses": _short(maps.losses),
         "roles": {"names": list(ROLES), "about": list(ROLES.values()), "threshold": THRESHOLD, "called": roles.names().tolist()}
-        | {"scores": _short(roles.scores), "uniform": _short(roles.uniform)},
+        | {"scores": _short(roles.scores), "uniform": _short(roles.uniform), "entropy": _short(roles.entropy)},
         "learning": told,
         "scale": {"light": colour_scale().tobytes().hex(), "dark": colour_scale(dark=True).tobytes().hex()},
     }

@@ -20,8 +20,6 @@ MAX_SNAPSHOT = 1 << 20
 """Weights in one snapshot; a model with many heads is probed on fewer tokens."""
 MAX_FOLDER = 16 << 20
 """Bytes of all snapshots together; beyond, those that stand closest in time are dropped."""
-
-
 _FIELDS = ("tokens", "window", "weights", "scores", "uniform", "entropy")
 
 
@@ -41,13 +39,11 @@ class Probe:
     entropy: np.ndarray
 
     def forming(self) -> dict[str, tuple[int, int, int] | None]:
-        """For each role, the first (step, layer, head) that reaches it; None where no head has."""
+        """For each role the step, layer and head at which it is first reached; None where no head has."""
         share, found = excess(self.scores, self.uniform), {}
         for index, role in enumerate(ROLES):
-            reached = np.argwhere(share[..., index].max((1, 2)) >= THRESHOLD)
-            snapshot = int(reached[0, 0]) if len(reached) else None
-            head = None if snapshot is None else np.unravel_index(share[snapshot, ..., index].argmax(), share.shape[1:3])
-            found[role] = None if snapshot is None else (self.steps[snapshot], int(head[0]), int(head[1]))
+            reached = np.argwhere(share[..., index] >= THRESHOLD).tolist()
+            found[role] = (self.steps[reached[0][0]], *reached[0][1:]) if reached else None
         return found
 
 
@@ -56,17 +52,19 @@ def _snapshots(folder: Path) -> dict[int, Path]:
 
 
 def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> None:
-    """Write the attention of `model` (eager, in eval mode) over the start of `tokens`, and its heads' role scores, to step-N.npz.
+    """Write the attention of `model` (eager, not wrapped) over the start of `tokens`, and its heads' role scores, to step-N.npz.
 
-    Two short forwards; no random state is touched. At most MAX_TOKENS tokens are read, `folder` keeps to MAX_FOLDER bytes, and a
-    file is there whole or not at all.
+    Two short forwards in eval mode; random state and the model's mode are left as they were. At most MAX_TOKENS tokens are read,
+    `folder` keeps to MAX_FOLDER bytes, and a file is there whole or not at all.
     """
     n_heads = model.config.n_layer * model.config.n_head
     n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
-    maps = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b"")
-    lower = np.tril_indices(len(maps.tokens))
+    was_training = model.training
+    model.eval()
+    maps, induction = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b""), induction_scores(model)
+    model.train(was_training)
+    roles, lower = measure_roles(maps, induction), np.tril_indices(len(maps.tokens))
     weights = np.stack([maps.weights(layer)[:, *lower] for layer in maps.layers])
-    roles = measure_roles(maps, induction_scores(model))
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
