@@ -22,8 +22,20 @@ def main() -> int:
     if config is None:
         print(list_presets())
         return 0
+    if config.run.plan:
+        from training.plan import report
+
+        print(report(config))
+        return 0
     check_data(config)
-    return train(config)
+    try:
+        return train(config)
+    except (RuntimeError, MemoryError, OSError) as error:
+        from training.plan import advise
+
+        if advice := advise(error, config):
+            raise MachineError(advice) from None
+        raise
 
 
 def train(config) -> int:
@@ -43,6 +55,7 @@ def train(config) -> int:
     from training.evaluate import cross_entropy, evaluate
     from training.log import RunLog, plot_losses
     from training.optimizer import learning_rate, make_optimizers, set_learning_rate
+    from training.plan import warn_at_start
     from viz.probe import cut_probe, save_probe
 
     # What is to be done, and by whom.
@@ -57,8 +70,10 @@ def train(config) -> int:
     n_micro = rows_here // micro_batch_size
 
     # The state: weights, the optimisers' moments, and a few numbers.
-    runtime.set_up(run)
     tokenizer = load_tokenizer(dataset.tokenizer_spec)
+    if warning := warn_at_start(config, tokenizer.vocab_size, processes.count):
+        print(warning, file=sys.stderr)
+    runtime.set_up(run)
     model = GPT(config.model, tokenizer.vocab_size, runtime.ATTENTION[run.attention])
     state = runs.starting_state(config, dataset, resumed, model)
     processes.shard(model.to(device))
@@ -81,6 +96,7 @@ def train(config) -> int:
 
     def save(step: int, names: list[str]) -> None:
         """Copy the state after `step` updates and have it written under each name; all processes take part."""
+        saver.wait()  # so that there is never more than one copy
         tensors = runs.snapshot(model, optimizers, scaler, processes.is_main)
         counters = {"since_best": since_best}
         if processes.is_main:
@@ -110,7 +126,7 @@ def train(config) -> int:
                 if run.probe_tokens and processes.is_main and not processes.is_sharded:
                     save_probe(folder / "attention", step, model, dataset.tokens["val"][: run.probe_tokens].tolist())
             is_best = losses["val_loss"] < best_val_loss
-            best_val_loss, since_best = min(losses["val_loss"], best_val_loss), 0 if is_best else since_best + 1
+            best_val_loss, since_best = min(best_val_loss, losses["val_loss"]), 0 if is_best else since_best + 1
             names = [checkpoints.BEST] * is_best
             log.evaluation(step, losses, sample, is_best)
         worn_out = 0 < run.patience <= since_best
@@ -139,27 +155,29 @@ def train(config) -> int:
                 with log.phase("backward"):
                     scaler.scale(micro_loss).backward()
             loss += micro_loss.detach()
+        overtime = 0 < run.max_minutes * 60 < time.perf_counter() - began
+        loss, signals, overtimes = processes.sum(loss / processes.count, bool(stop.received), overtime, device=device)
+        signalled, late, lr = signals > 0, overtimes > 0, learning_rate(step, optim)
         with log.phase("optimizer"):
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             grad_norm = float(runtime.clip_gradients(model, optim.grad_clip))
-            if math.isfinite(grad_norm):
-                set_learning_rate(optimizers, lr := learning_rate(step, optim))
+            is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+            if is_finite:
+                set_learning_rate(optimizers, lr)
                 for optimizer in optimizers:
                     scaler.step(optimizer)
             scaler.update()
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=True)
-        overtime = run.max_minutes > 0 and time.perf_counter() - began > 60 * run.max_minutes
-        total_loss, signals, overtimes = processes.sum(loss, bool(stop.received), overtime, device=device)
-        signalled, late = signals > 0, overtimes > 0
-        bad_steps = 0 if math.isfinite(grad_norm) else bad_steps + 1
+        bad_steps = 0 if is_finite else bad_steps + 1
         if bad_steps:
-            log.say(f"step {step + 1:,}: loss {total_loss / processes.count}, gradient norm {grad_norm}: update skipped")
+            log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
         if bad_steps == BAD_STEPS_ALLOWED[run.precision]:
+            log.close()
             raise MachineError(runs.not_finite(step + 1, config))
         if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:
-            log.train(step + 1, total_loss / processes.count, lr, grad_norm)
+            log.train(step + 1, loss, lr, grad_norm)
         saver.check()
 
     saver.wait()

@@ -54,7 +54,7 @@ class OptimConfig:
     """Largest norm of the gradient; 0: no clipping."""
 
     def __post_init__(self):
-        _require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
+        _require(0 < self.lr < float("inf"), f"lr is {self.lr}; it must be above 0 and finite")
         _require(0 <= self.min_lr <= self.lr, f"min_lr is {self.min_lr}; it must lie between 0 and lr {self.lr}")
         _require(self.max_steps >= 0, f"max_steps is {self.max_steps}; it must be at least 0")
         _require(self.warmup_steps >= 0, f"warmup_steps is {self.warmup_steps}; it must be at least 0")
@@ -114,6 +114,8 @@ class RunConfig:
     """End when this many evaluations in a row have not improved on the best; 0: never."""
     max_minutes: float = 0.0
     """End cleanly after this many minutes; 0: no limit."""
+    plan: bool = False
+    """Train nothing: print what the run would take in memory and time."""
     overwrite: bool = False
     """Replace the run folder if it holds a run."""
 
@@ -159,6 +161,9 @@ class Config:
 
         a field that is missing takes its default. Raises UserError for a field or value that doesn't fit.
         """
+        unknown = plain.keys() - {section.name for section in dataclasses.fields(Config)} if isinstance(plain, dict) else ()
+        if unknown:
+            raise UserError(f"configuration: there is no section {sorted(unknown)[0]!r}; there are model, data, optim and run")
         sections = {}
         for section in dataclasses.fields(Config):
             kind = section.default_factory

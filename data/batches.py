@@ -26,7 +26,7 @@ class Dataset:
         self.folder = Path(folder)
         try:
             self.info = json.loads((self.folder / "dataset.json").read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{self.folder} holds no prepared data ({error}); prepare it with `python -m data.prepare`") from None
         found = self.info.get("format") if isinstance(self.info, dict) else None
         if found != FORMAT:

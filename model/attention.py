@@ -102,7 +102,7 @@ def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, 
     """The same by PyTorch's fused kernel: out_BHTK, with neither scores nor weights held (on CPU dropout makes it hold them)."""
     n_query, n_key = q_BHTK.shape[-2], k_BHSK.shape[-2]
     window = mask.window if mask.window < n_key else 0
-    if mask.lengths is None and window and n_query == n_key:
+    if mask.lengths is None and window and n_query == n_key and 4 * window <= n_key:  # longer ones are no cheaper in blocks
         return _windowed_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
     allowed, is_causal = None, False
     if mask.lengths is not None or window:
@@ -134,7 +134,7 @@ def _windowed_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Ma
     start = size * torch.arange(n_block, device=q_BHTK.device)[:, None, None]
     query_position = start + torch.arange(size, device=q_BHTK.device)[:, None]
     key_position = start - size + torch.arange((1 + sides) * size, device=q_BHTK.device)
-    allowed = mask.near(query_position, key_position) & (key_position >= 0) & (key_position < n_token)
+    allowed = (mask.near(query_position, key_position) & (key_position >= 0) & (key_position < n_token))[None]
     keys, values = blocks(k_BHSK, 1, sides - 1), blocks(v_BHSK, 1, sides - 1)
     out = F.scaled_dot_product_attention(blocks(q_BHTK, 0, 0), keys, values, attn_mask=allowed, dropout_p=dropout)
     return out.reshape(n_batch, n_head, -1, d_head)[:, :, :n_token]
@@ -160,6 +160,8 @@ class KVCache:
             empty = k_BHTK.new_zeros(n_row, n_head, self.capacity, d_head)
             self.layers.append((empty, empty.clone()))
         first, longest = min(self.lengths), max(self.lengths)
+        if longest + n_new > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} tokens a row: {n_new} more do not fit behind {longest}")
         for store, new in zip(self.layers[layer], (k_BHTK, v_BHTK), strict=True):
             if first == longest:
                 store[:, :, first : first + n_new] = new
@@ -254,7 +256,7 @@ def record_attention(model: nn.Module) -> Iterator[list[LayerRecord]]:
 
     def recording(attend: Attend) -> Attend:
         def attend_and_record(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-            record.append(LayerRecord(q.detach(), k.detach(), v.detach(), mask))
+            record.append(LayerRecord(q.detach(), k.detach().clone(), v.detach().clone(), mask))
             return attend(q, k, v, mask, dropout)
 
         return attend_and_record

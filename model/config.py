@@ -3,8 +3,8 @@
 The vocabulary is not part of it: the tokenizer says how large that is, and `GPT` takes it beside a ModelConfig.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class ModelConfig:
 
     def __post_init__(self):
         """Raise ValueError where the numbers do not fit together."""
+        for field in fields(self):
+            value, choices = getattr(self, field.name), get_args(field.type)
+            if choices and value not in choices:
+                raise ValueError(f"{field.name} is {value!r}; it must be one of {', '.join(choices)}")
         for name in ("n_layer", "n_head", "d_model", "context_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -63,4 +67,4 @@ class ModelConfig:
 
         4 d_model; for SwiGLU 8/3 d_model, as three matrices then cost what two did (Shazeer 2020, section 3).
         """
-        return 8 * round(self.d_model / 3) if self.mlp == "swiglu" else 4 * self.d_model
+        return 8 * max(1, round(self.d_model / 3)) if self.mlp == "swiglu" else 4 * self.d_model

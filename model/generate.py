@@ -27,17 +27,17 @@ def next_token(
         return logits_BV.argmax(dim=-1).tolist()
     highest = logits_BV.amax(dim=-1, keepdim=True)
     probabilities_BV = softmax((logits_BV - highest) / temperature)  # no overflow however small the temperature
-    order = None
     if top_k or top_p < 1:
         n_token = probabilities_BV.shape[-1]
-        probabilities_BV, order = probabilities_BV.topk(min(top_k or n_token, n_token), dim=-1)
-        before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
-        before_BV[:, 0] = -1.0  # the most likely stays
-        probabilities_BV = probabilities_BV.masked_fill(before_BV >= top_p * probabilities_BV.sum(dim=-1, keepdim=True), 0.0)
+        kept, order = probabilities_BV.topk(min(top_k or n_token, n_token), dim=-1)  # (B, k), the most likely first
+        before = kept.cumsum(dim=-1) - kept
+        before[:, 0] = -1.0  # the most likely stays
+        kept = kept.masked_fill(before >= top_p * kept.sum(dim=-1, keepdim=True), 0.0)
+        probabilities_BV = torch.zeros_like(probabilities_BV).scatter(-1, order, kept)
     running_BV = probabilities_BV.cumsum(dim=-1)
-    uniform = [torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators or [None] * len(logits_BV)]
-    drawn = (running_BV > torch.stack(uniform) * running_BV[:, -1:]).int().argmax(dim=-1, keepdim=True)
-    return (drawn if order is None else order.gather(-1, drawn))[:, 0].tolist()
+    each = zip(logits_BV, generators or [None] * len(logits_BV), strict=True)
+    uniform = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for _, generator in each])
+    return (running_BV > uniform * running_BV[:, -1:]).int().argmax(dim=-1).tolist()
 
 
 def _read(model: GPT, rows: list[list[int]], cache: KVCache | None = None) -> Tensor:

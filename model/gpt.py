@@ -1,6 +1,7 @@
 """The decoder-only transformer: embeddings, a stack of blocks, a prediction for the next token at every position."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -98,6 +99,12 @@ class GPT(nn.Module):
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
         read = cache.lengths if cache else [0]
+        if cache:
+            if mask.lengths is None and len(set(read)) > 1:
+                mask = replace(mask, lengths=torch.tensor(read, device=tokens_BT.device) + n_token)
+            ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
+            if [max(end - n_token, 0) for end in ends] != read:
+                raise ValueError(f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache")
         start = read[:1] if len(set(read)) == 1 else read  # one row of positions serves all when all stand alike
         positions = torch.tensor(start, device=tokens_BT.device)[:, None] + torch.arange(n_token, device=tokens_BT.device)
         x_BTD = self.dropout(self.positions.add(self.embed(tokens_BT), positions))
@@ -105,7 +112,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, mask, rotation, partial(cache.write, layer) if cache else None)
         if cache:
-            cache.lengths = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
+            cache.lengths = ends
         return self.norm(x_BTD)
 
     def forward(self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:

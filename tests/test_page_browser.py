@@ -37,7 +37,7 @@ def path(maps, roles, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for step, seed in ((0, 0), (50, 1), (200, 2)):
         save_probe(folder, step, tiny_model(seed=seed), list(TEXT.encode()))
-    curve = [(0, 4.25, 4.5), (50, 3.25, 3.5), (200, 2.25, 2.75)]
+    curve = [(0, 4.25, 4.5), (50, 3.25, 3.5), (120, float("nan"), float("inf")), (200, 2.25, 2.75)]
     text = render_page(maps, roles, TEXT, ["a fact"], load_probe(folder, bytes), curve)
     (folder / "page.html").write_text(text, encoding="utf-8", newline="\n")
     return folder / "page.html"

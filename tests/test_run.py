@@ -21,7 +21,7 @@ FREE = {
     "data": "elsewhere",
     **{"micro_batch_size": 2, "out": "other", "eval_every": 7, "eval_batches": 7, "save_every": 7, "log_every": 7},
     **{"sample_tokens": 7, "probe_tokens": 7, "wandb": True, "resume": True, "init_from": "x", "stop_at": 7, "patience": 7},
-    **{"max_minutes": 7.0, "strategy": "fsdp", "recompute": True},
+    **{"max_minutes": 7.0, "strategy": "fsdp", "recompute": True, "plan": True},
 }
 ROUNDING = {"device": "mps", "threads": 7, "compile": "on", "attention": "explicit", "deterministic": True}
 MATHEMATICS = {

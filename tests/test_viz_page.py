@@ -152,6 +152,17 @@ def test_labels_words_and_predictions():
     assert data["facts"] == ["a fact"]
 
 
+def test_a_run_that_diverged_still_makes_a_page(tmp_path):
+    model = tiny_model()
+    for weight in (model.unembed.weight, model.blocks[1].attention.query.weight):
+        weight.data[:] = float("nan")
+    save_probe(tmp_path, 0, model, [1, 2, 3])
+    curve = [(0, 4.0, float("inf")), (5, float("nan"), 1)]
+    data, _ = held(render_page(read_text(model, [1, 2, 3], bytes), probe=load_probe(tmp_path, bytes), curve=curve))
+    assert data["losses"] == [None, None]
+    assert data["learning"]["curve"] == [[0, 4, None], [5, None, 1]]
+
+
 def test_one_token_makes_a_page():
     data, heads = held(render_page(tiny_maps("a")))
     assert data["roles"]["scores"][0][0] == [None] * 7
@@ -167,7 +178,7 @@ def test_snapshots_are_held_as_room_allows(tmp_path):
     whole = render_page(maps, probe=probe, curve=curve)
     data, _ = held(whole)
     assert data["learning"]["steps"] == list(range(0, 90, 10))
-    assert data["learning"]["curve"] == [list(point) for point in curve]
+    assert data["learning"]["curve"] == [pytest.approx(list(point)) for point in curve]
     assert zlib.decompress(base64.b64decode(Elements(whole).scripts()["snapshot-3"])) == probe.maps[3].tobytes()
     some, files = page._learning(probe, curve, 4.5 / 9 * sum(len(zlib.compress(x.tobytes(), 9)) for x in probe.maps) * 4 / 3)
     assert some["steps"] == [0, 30, 60, 80]

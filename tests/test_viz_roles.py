@@ -121,6 +121,7 @@ def test_induction_leaves_random_state_alone_and_runs_on_tiny_models():
     scores, _ = induction_scores(model)
     after = torch.get_rng_state(), np.random.get_state()[1].copy()
     assert scores.shape == (2, 3)
+    assert np.isfinite(scores).all()
     assert np.isnan(induction_scores(tiny_model(context_length=1))[0]).all()  # nothing can be said twice
     assert torch.equal(before[0], after[0])
     assert np.array_equal(before[1], after[1])

@@ -1,7 +1,6 @@
 """The state of a run as one file: whole or absent, and safe to open whoever made it."""
 
 import os
-import pickle
 import threading
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -118,7 +117,7 @@ def load(path: str | Path) -> Checkpoint:
         raise UserError(f"there is no checkpoint {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged or hostile file can raise nearly anything
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})"
@@ -154,8 +153,9 @@ def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | P
     """
     try:
         model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
-        raise UserError(f"the weights in {origin} don't fit this model: {str(error).splitlines()[1].strip()[:200]}") from None
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[1 if isinstance(error, RuntimeError) else 0].strip()[:200]
+        raise UserError(f"the weights in {origin} don't fit this model: {reason}") from None
 
 
 def open_run(run: str | Path, device: str = "cpu", attend: Attend = fused_attention) -> tuple[GPT, Tokenizer, Checkpoint]:

@@ -32,9 +32,9 @@ def parse(arguments: list[str]) -> Config | None:
     if name in PRESETS:
         config, out = PRESETS[name][1], f"runs/{name}"
     elif name.endswith(".json") or Path(name).is_file():
-        config, out = read_config(name), ""
+        config, out = read_config(name), f"runs/{Path(name).stem}"
     elif Path(name, "config.json").is_file():
-        config, out = read_config(Path(name, "config.json")), ""
+        config, out = read_config(Path(name, "config.json")), name
     else:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -48,7 +48,9 @@ def preparing_command(folder: str) -> str:
     """The command that prepares the data folder a preset names: data/prepared/CORPUS-TOKENIZER."""
     corpus, _, tokenizer = Path(folder).name.rpartition("-")
     if Path(folder).parent == Path("data/prepared") and tokenizer in ("char", "byte", "bpe", "gpt2"):
-        return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
+        if corpus in ("shakespeare", "tinyshakespeare", "stdlib"):
+            return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
+        return f"python -m data.prepare YOUR_TEXT --tokenizer {tokenizer} --out {folder}"
     return f"python -m data.prepare YOUR_TEXT.txt --out {folder}"
 
 

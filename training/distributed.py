@@ -104,7 +104,12 @@ def start(config: Config) -> Processes:
         if local_rank >= torch.cuda.device_count():
             raise UserError(f"{local_rank + 1} processes or more on a machine with {torch.cuda.device_count()} GPUs")
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if run.device.startswith("cuda") else "gloo")
+    store, rank, _ = next(dist.rendezvous("env://"))
+    attempt = os.environ.get(
+        "TORCHELASTIC_RESTART_COUNT", "0"
+    )  # torchrun keeps its store over a restart: set the old addresses apart
+    backend = "nccl" if run.device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore(attempt, store), rank=rank, world_size=count)
     return Processes(dist.get_rank(), count, local_rank, run.strategy)
 
 

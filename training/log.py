@@ -1,12 +1,12 @@
 """What a run tells: JSON Lines always, one progress line, Weights & Biases when asked, a loss curve at the end."""
 
+import contextlib
 import json
 import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ PHASES = ("data", "forward", "backward", "optimizer", "evaluate", "save")
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The records of a log.jsonl; a last line that a kill cut short is left out."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError:
+        except ValueError:
             break
     return records
 
@@ -35,7 +35,7 @@ def sample_entry(step: int, text: str) -> str:
 
 def cut_log(path: Path, step: int) -> None:
     """Keep the records up to `step`, so that a resumed run writes what an undisturbed one would have."""
-    kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
+    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_log(path) if record["step"] <= step]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     os.replace(temporary, path)
@@ -77,7 +77,7 @@ class RunLog:
                 self.say(f"warning: wandb is off from step {step} ({type(error).__name__})")
                 self.wandb = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time what is done inside as `name`, one of PHASES. (On CUDA, forward and backward are the time to queue them.)"""
         began = time.perf_counter()
@@ -118,8 +118,9 @@ class RunLog:
         """Finish the progress line, the file and the tracker."""
         self.bar.close()
         self.file.close()
-        if self.wandb:
-            self.wandb.finish()
+        with contextlib.suppress(Exception):  # a tracker that fails must not end a run
+            if self.wandb:
+                self.wandb.finish()
 
 
 def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any:

@@ -377,6 +377,24 @@ def memory_warning(plan: Plan) -> str | None:
     return f"warning: the run will hold about {figures}: lower --micro-batch-size or use --recompute; --plan tells more"
 
 
+def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> str | None:
+    """`memory_warning` for a resolved configuration, planned only where a rough reckoning comes near the memory there is."""
+    shape, optim, (held, _) = config.model, config.optim, baseline()
+    rows = (optim.micro_batch_size or optim.batch_size // processes) * shape.context_length
+    n_weight = 12 * shape.n_layer * shape.d_model**2 + 2 * vocab_size * shape.d_model
+    heads = shape.n_layer * shape.n_head * shape.context_length if shape.dropout or config.run.attention == "explicit" else 0
+    rough = held + 24 * n_weight + 4 * rows * (4 * vocab_size + 40 * shape.n_layer * shape.d_model + 4 * heads)
+    if config.run.device != "cpu" or 2 * rough < memory_limit("cpu"):
+        return None
+    return memory_warning(make_plan(config, vocab_size, processes=processes))
+
+
+def advise(error: BaseException, config: Config) -> str | None:
+    """`out_of_memory_advice` with the vocabulary of the configuration's data, for this many processes as torchrun has started."""
+    vocab_size = load_tokenizer(Dataset(config.data.data).tokenizer_spec).vocab_size
+    return out_of_memory_advice(error, config, vocab_size, int(os.environ.get("WORLD_SIZE", "1")))
+
+
 def out_of_memory_advice(error: BaseException, config: Config, vocab_size: int, processes: int = 1) -> str | None:
     """What to change when an allocation has failed, the global batch kept; None where `error` is something else.
 

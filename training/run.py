@@ -27,7 +27,7 @@ MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.
 
 FREE_ON_RESUME = {
     "data", "micro_batch_size", "out", "eval_every", "eval_batches", "save_every", "log_every", "sample_tokens", "probe_tokens",
-    "wandb", "resume", "init_from", "stop_at", "patience", "max_minutes", "overwrite", "strategy", "recompute",
+    "wandb", "resume", "init_from", "stop_at", "patience", "max_minutes", "overwrite", "plan", "strategy", "recompute",
 }  # fmt: skip
 """Fields that leave a step's mathematics alone; any other must be the same when a run goes on."""
 
@@ -97,7 +97,12 @@ def starting_state(config: Config, dataset: Dataset, resumed: Checkpoint | None,
         return dataclasses.replace(resumed, config=config.to_dict(), model={})
     if config.run.init_from:
         source = find(config.run.init_from)
-        load_weights(model, load(source), source)
+        other = load(source)
+        if other.tokenizer != dataset.tokenizer_spec:
+            raise UserError(
+                f"{source} was trained with another tokenizer than {dataset.folder} has: prepare the data with that one"
+            )
+        load_weights(model, other, source)
     return Checkpoint(0, {}, config.to_dict(), dataset.tokenizer_spec, dataset.fingerprint)
 
 

@@ -35,6 +35,7 @@ function drawn(tag, attributes, text) {
 const token = (label) => make("bdi", {class: "tok"}, label);
 const minus = (text) => text.replace("-", "−");
 const fixed = (value, digits = DIGITS) => value === -Infinity ? "−∞" : minus(value.toFixed(digits));
+const known = (value, digits) => value === null ? "not a number" : value.toFixed(digits);  // a run may have diverged
 const percent = (weight) => `${(100 * weight).toFixed(1)} %`;
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const isolated = (label) => `\u2068${label}\u2069`;  // in running text, a label must not turn its neighbours around
@@ -625,8 +626,8 @@ function textMark(unit, say) {
     }
     block.append(make("h2", {}, "What the model expected", ...after), list);
     if (t + 1 < N) {
-      block.append(make("p", {class: "note loss"}, "What came: ", token(D.tokens[t + 1][0]), `, held ${percent(Math.exp(-D.losses[t]))} likely. `,
-        make("b", {}, `Loss ${D.losses[t].toFixed(3)} nats`), " (−ln of that probability)."));
+      block.append(make("p", {class: "note loss"}, "What came: ", token(D.tokens[t + 1][0]), `, held ${D.losses[t] === null ? "–" : percent(Math.exp(-D.losses[t]))} likely. `,
+        make("b", {}, `Loss ${known(D.losses[t], 3)} nats`), " (−ln of that probability)."));
     }
   }
   if (say) $("live").textContent = `${isolated(labelOf(unit))} looks most at ${strongest(row, unit, 3).map((s) => `${isolated(labelOf(s))} ${percent(row[s])}`).join(", ")}`;
@@ -759,7 +760,7 @@ function momentShow() {
   const end = Math.max(L.steps.at(-1), ...L.curve.map(([s]) => s));
   const values = L.curve.flatMap(([, a, b]) => [a, b]).filter(Number.isFinite);
   chart($("loss"), [{name: "training", color: "--s6", points: L.curve.map(([s, a]) => [s, a])}, {name: "validation", color: "--s1", points: L.curve.map(([s, , b]) => [s, b])}],
-    end, values.length ? [Math.min(...values), Math.max(...values)] : [0, 1], at === null ? "" : `validation ${L.curve[at][2].toFixed(3)}, training ${L.curve[at][1].toFixed(3)} nats`);
+    end, values.length ? [Math.min(...values), Math.max(...values)] : [0, 1], at === null ? "" : `validation ${known(L.curve[at][2], 3)}, training ${known(L.curve[at][1], 3)} nats`);
   seriesLegend($("loss-legend"), [{name: "training split", color: "--s6"}, {name: "validation split", color: "--s1"}]);
   const series = D.roles.names.map((name, r) => {
     const base = L.uniform[r];

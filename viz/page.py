@@ -89,10 +89,10 @@ def _csp_hash(text: str) -> str:
 
 
 def _short(values):
-    """Numbers at seven significant digits, NaN as None, for JSON."""
-    if isinstance(values, list | np.ndarray):
+    """Numbers at seven significant digits, those not finite as None, for JSON."""
+    if isinstance(values, list | tuple | np.ndarray):
         return [_short(value) for value in values]
-    return None if values != values else float(f"{values:.7g}")
+    return float(f"{values:.7g}") if np.isfinite(values) else None
 
 
 def _texts(pieces: Sequence[bytes]) -> list[list[str]]:
@@ -155,7 +155,7 @@ def _learning(probe: Probe, curve: Sequence[tuple], room: float) -> tuple[dict |
         "scores": _short(probe.scores[keep]),
         "uniform": _short(probe.uniform),
         "forming": probe.forming(),
-        "curve": curve[:: max(1, len(curve) // 500)],
+        "curve": _short(curve[:: max(1, len(curve) // 500)]),
     }
     return (told if keep else None), {f"snapshot-{n}": packed[i] for n, i in enumerate(keep)}
 

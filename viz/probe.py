@@ -70,7 +70,7 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
         buffer,
         tokens=np.array(maps.tokens, np.int64),
         window=np.array(maps.window),
-        weights=np.round(weights * 255).astype(np.uint8),
+        weights=np.round(np.nan_to_num(weights) * 255).astype(np.uint8),
         scores=roles.scores.astype(np.float32),
         uniform=roles.uniform.astype(np.float32),
         entropy=roles.entropy.astype(np.float32),
@@ -108,7 +108,7 @@ def load_probe(folder: Path, decode: Decode) -> Probe | None:
     loaded: dict[int, dict[str, np.ndarray]] = {}
     for step, path in sorted(_snapshots(Path(folder)).items()):
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 loaded[step] = {name: file[name] for name in _FIELDS}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             continue

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import Mask, record_attention
+from model.attention import record_attention
 from model.gpt import GPT
 from viz.maps import AttentionMaps
 
@@ -111,14 +111,12 @@ def induction_scores(model: GPT, n_row: int = 4) -> tuple[np.ndarray, float]:
     rows = [np.tile(row, 2)[: model.config.context_length] for row in once]
     with torch.no_grad(), record_attention(model) as record:
         model(torch.from_numpy(np.stack(rows)).to(model.embed.weight.device))
-    allowed = record[0].mask.allowed(len(rows[0]), len(rows[0]))[0, 0].numpy()
-    weights = [layer.weights().cpu().numpy() for layer in record]
-    measured = []
-    for i, row in enumerate(rows):
-        target = role_targets(row, [b""] * len(row))["induction"]
-        measured.append([target_weight(layer[i], target, allowed) for layer in weights])
-    scores = np.mean([[score for score, _ in row] for row in measured], axis=0)
-    return scores, float(np.mean([row[0][1] for row in measured]))
+    position = np.arange(len(rows[0]))
+    distance = position[:, None] - position
+    target = (distance == half - 1) & (distance > 0) & (position[:, None] >= half)
+    allowed = record[0].mask.allowed(*distance.shape)[0, 0].numpy()
+    measured = [target_weight(layer.weights().mean(0).cpu().numpy(), target, allowed) for layer in record]
+    return np.stack([scores for scores, _ in measured]), measured[0][1]
 
 
 def measure_roles(maps: AttentionMaps, induction: tuple[np.ndarray, float] | None = None) -> HeadRoles:
@@ -155,30 +153,26 @@ def name_roles(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
     """Within the block each (layer, head) puts out zeros; the others go on (Michel et al. 2019, "Are Sixteen Heads Really Better
     than One?", section 2). Raises ValueError for a head that isn't there."""
-    wanted: dict[int, list[int]] = {}
-    for layer, head in heads:
-        if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
-            last = f"{model.config.n_layer - 1}.{model.config.n_head - 1}"
-            raise ValueError(f"there is no head {layer}.{head}; layers and heads are counted from 0, the last is {last}")
-        wanted.setdefault(layer, []).append(head)
-    attentions = {layer: model.blocks[layer].attention for layer in wanted}
-    originals = {layer: attention.attend for layer, attention in attentions.items()}
 
-    def without(layer: int):
-        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-            out_BHTK = originals[layer](q, k, v, mask, dropout).clone()
-            out_BHTK[:, wanted[layer]] = 0
-            return out_BHTK
+    def silence(head: int):
+        def before_project(_, inputs: tuple[Tensor]) -> Tensor:
+            out_BTD = inputs[0].clone()
+            out_BTD.unflatten(-1, (model.config.n_head, -1))[..., head, :] = 0
+            return out_BTD
 
-        return attend
+        return before_project
 
+    hooks = []
     try:
-        for layer, attention in attentions.items():
-            attention.attend = without(layer)
+        for layer, head in heads:
+            if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
+                last = f"{model.config.n_layer - 1}.{model.config.n_head - 1}"
+                raise ValueError(f"there is no head {layer}.{head}; layers and heads are counted from 0, the last is {last}")
+            hooks.append(model.blocks[layer].attention.project.register_forward_pre_hook(silence(head)))
         yield
     finally:
-        for layer, attention in attentions.items():
-            attention.attend = originals[layer]
+        for hook in hooks:
+            hook.remove()
 
 
 def report(roles: HeadRoles, layers: Sequence[int], heads: Sequence[int]) -> dict:
