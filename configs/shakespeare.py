@@ -20,9 +20,9 @@ PRESETS = {
             ),
             data=DataConfig("data/prepared/shakespeare-char"),
             optim=OptimConfig(
-                optimizer="muon", lr=1e-2, warmup_steps=20, max_steps=2000, schedule="linear", batch_size=16, beta2=0.95
+                optimizer="muon", lr=1e-2, warmup_steps=20, max_steps=1200, schedule="linear", batch_size=16, beta2=0.95
             ),
-            run=RunConfig(eval_every=200, save_every=500),
+            run=RunConfig(eval_every=100, save_every=300),
         ),
     ),
     "nanogpt-cpu": (
