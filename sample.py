@@ -4,15 +4,14 @@ python sample.py runs/shakespeare-char --prompt "To be, or not"
 python sample.py runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
 """
 
-import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from errors import UserError, run_command
+from data.prompts import TextRow, read_prompts
+from errors import run_command
 
 
 @dataclass(frozen=True)
@@ -61,52 +60,11 @@ class Options:
             if wrong:
                 raise ValueError(message)
 
-    def prompts(self) -> list[str]:
-        """The prompts as texts. Raises UserError where their file can't be read."""
-        name = self.prompt_file or self.prompts_file
-        if not name:
-            return [self.prompt]
-        try:
-            text = sys.stdin.buffer.read().decode("utf-8") if name == "-" else Path(name).read_bytes().decode("utf-8")
-        except OSError as error:
-            raise UserError(f"the prompt file {name} can't be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"the prompt file {name} isn't UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
-            ) from None
-        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        if self.prompt_file:
-            return [text]
-        lines = text.split("\n")
-        return lines[:-1] if len(lines) > 1 and not lines[-1] else lines
-
-
-class TextRow:
-    """The text one row has grown so far. What might yet become a stop string, and half a character, is held back."""
-
-    def __init__(self, decoder, stops: tuple[str, ...]):
-        self.decoder, self.stops, self.text, self.held, self.done = decoder, stops, "", "", False
-
-    def push(self, token: int | None) -> str:
-        """Take one more token, or None at the end; return the text that is now certain."""
-        if self.done:
-            return ""
-        self.done = token is None
-        self.held += self.decoder.finish() if token is None else self.decoder.push(token)
-        found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
-        if found:
-            self.done, certain = True, min(found)
-        else:
-            possible = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
-            certain = len(self.held) - (0 if self.done else max(possible, default=0))
-        shown, self.held = self.held[:certain], self.held[certain:]
-        self.text += shown
-        return shown
-
 
 def main() -> int:
     options = tyro.cli(Options, prog="sample.py")
-    prompts = [prompt for prompt in options.prompts() for _ in range(options.num_samples)]
+    prompts = read_prompts(options.prompt, options.prompt_file, options.prompts_file)
+    prompts = [prompt for prompt in prompts for _ in range(options.num_samples)]
 
     import torch
 
@@ -130,13 +88,11 @@ def main() -> int:
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(options.seed + index) for index in range(len(rows))]
-    live = len(rows) == 1  # one text is shown as it is drawn, several one after the other
-    if live:
+    if live := len(rows) == 1:  # one text is shown as it is drawn, several one after the other
         print(prompts[0], end="", flush=True)
-    settings = dataclasses.asdict(options)
-    drawing = {name: settings[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
+    drawing = (options.max_new_tokens, options.temperature, options.top_k, options.top_p, generators)
     with autocast(device, precision):
-        for tokens in generate(model, ids, generators=generators, **drawing):
+        for tokens in generate(model, ids, *drawing):
             for row, token in zip(rows, tokens, strict=True):
                 shown = row.push(None if token == tokenizer.separator else token)
                 if live:

@@ -1,20 +1,15 @@
 """Train a GPT: a configuration in, a run folder out.
 
-    python train.py                                                list the presets
-    python train.py shakespeare-char --out runs/one                train one
+    python train.py shakespeare-char --out runs/one
     python train.py runs/one/config.json --n-layer 6 --out runs/two
 
-Step s is a function of the state and of s: its batch and its dropout are drawn from (seed, s), so there is nothing else to
-remember.
+Step s is a function of the state and of s: its batch and its dropout are drawn from (seed, s), with nothing else to remember.
 """
 
 import sys
 
 from errors import MachineError, run_command
 from training.command_line import check_data, list_presets, parse
-
-BAD_STEPS_ALLOWED = {"float32": 5, "bfloat16": 5, "float16": 25}
-"""Updates in a row that may be skipped because the gradient is not finite; float16's scaler needs a few to find its scale."""
 
 
 def main() -> int:
@@ -71,8 +66,7 @@ def train(config) -> int:
 
     # The state: weights, the optimisers' moments, and a few numbers.
     tokenizer = load_tokenizer(dataset.tokenizer_spec)
-    if warning := warn_at_start(config, tokenizer.vocab_size, processes.count):
-        print(warning, file=sys.stderr)
+    warn_at_start(config, tokenizer.vocab_size, processes.count)
     runtime.set_up(run)
     model = GPT(config.model, tokenizer.vocab_size, runtime.ATTENTION[run.attention])
     state = runs.starting_state(config, dataset, resumed, model)
@@ -98,10 +92,9 @@ def train(config) -> int:
         """Copy the state after `step` updates and have it written under each name; all processes take part."""
         saver.wait()  # so that there is never more than one copy
         tensors = runs.snapshot(model, optimizers, scaler, processes.is_main)
-        counters = {"since_best": since_best}
+        numbers = {"step": step, "best_val_loss": best_val_loss, "counters": {"since_best": since_best}}
         if processes.is_main:
-            copied = dataclasses.replace(state, **tensors, step=step, best_val_loss=best_val_loss, counters=counters)
-            saver.save(copied, *(folder / name for name in names))
+            saver.save(dataclasses.replace(state, **tensors, **numbers), *(folder / name for name in names))
 
     if processes.is_main:
         runs.start_folder(folder, config, resumed)
@@ -173,7 +166,7 @@ def train(config) -> int:
         bad_steps = 0 if is_finite else bad_steps + 1
         if bad_steps:
             log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
-        if bad_steps == BAD_STEPS_ALLOWED[run.precision]:
+        if bad_steps == runs.BAD_STEPS_ALLOWED[run.precision]:
             log.close()
             raise MachineError(runs.not_finite(step + 1, config))
         if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:

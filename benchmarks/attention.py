@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention --out attention.png
 
-Forward and backward of one layer, 4 heads of width 64, no dropout. Memory is what the peak resident memory of a fresh process grows
+Forward and backward of one layer, 4 heads of width 64, no dropout. Memory is what a fresh process's peak resident memory grows
 by. The exponent p of time or memory ~ n^p is fitted to the upper half of the lengths.
 """
 

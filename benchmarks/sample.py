@@ -101,9 +101,7 @@ def main() -> None:
     n_weight = sum(p.numel() for p in GPT(config, vocab_size).parameters())
     rate = read_rate(4 * n_weight)
     print(describe_machine())
-    print(
-        f"reading {n_weight:,} float32 weights at {rate / 1e9:.1f} GB/s would allow {rate / 4 / n_weight:,.0f} tokens/s at batch 1"
-    )
+    print(f"reading {n_weight:,} float32 weights at {rate / 1e9:.1f} GB/s allows {rate / 4 / n_weight:,.0f} tokens/s at batch 1")
     print(markdown_table(rows))
     print(json.dumps(rows))
 

@@ -30,9 +30,7 @@ class Dataset:
             raise UserError(f"{self.folder} holds no prepared data ({error}); prepare it with `python -m data.prepare`") from None
         found = self.info.get("format") if isinstance(self.info, dict) else None
         if found != FORMAT:
-            raise UserError(
-                f"{self.folder} was prepared in format {found}, this version reads {FORMAT}: prepare it again with --overwrite"
-            )
+            raise UserError(f"{self.folder} is in format {found}, this version reads {FORMAT}: prepare it again with --overwrite")
         self.tokens = {split: self._map(split) for split in ("train", "val")}
         self.tokenizer_spec = self.info["tokenizer"]
 
@@ -41,9 +39,8 @@ class Dataset:
         dtype = np.dtype(self.info["dtype"]).newbyteorder("<")
         size = path.stat().st_size if path.exists() else 0
         if size != expected * dtype.itemsize:
-            raise UserError(
-                f"{path} has {size:,} bytes, dataset.json says {expected * dtype.itemsize:,}: prepare it again with --overwrite"
-            )
+            wanted = expected * dtype.itemsize
+            raise UserError(f"{path} has {size:,} bytes, dataset.json says {wanted:,}: prepare it again with --overwrite")
         return np.memmap(path, dtype=dtype, mode="r")
 
     @property

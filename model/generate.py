@@ -81,7 +81,6 @@ def generate(
         if not use_cache:
             logits_BV = _read(model, rows)
         elif len(unread) == len(rows):
-            cache = KVCache(len(rows), limit)
             logits_BV = _read(model, rows, cache)
         else:
             logits_BV = _read(model, [row[-1:] for row in rows], cache)

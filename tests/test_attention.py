@@ -15,9 +15,9 @@ from model.attention import (
     attention_weights,
     explicit_attention,
     fused_attention,
-    record_attention,
     softmax,
 )
+from viz.record import record_attention
 
 ULP32, ULP16 = 2.0**-24, 2.0**-8  # unit roundoff of float32 and of bfloat16
 TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])

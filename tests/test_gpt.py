@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from model.attention import KVCache, Mask, explicit_attention, fused_attention, record_attention
+from model.attention import KVCache, Mask, explicit_attention, fused_attention
 from model.config import ModelConfig
 from model.gpt import GPT, MLP, make_norm
+from viz.record import record_attention
 
 TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])

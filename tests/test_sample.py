@@ -13,9 +13,10 @@ import torch
 from helpers import command, make_config, nonsense, restored, train_here, write_byte_corpus, write_corpus
 
 import sample
+from data.prompts import TextRow, read_prompts
 from data.tokenizer import ByteTokenizer, CharTokenizer, StreamDecoder
 from errors import UserError
-from sample import Options, TextRow
+from sample import Options
 from training.checkpoint import load, open_run, save
 
 SHAPE = {"n_layer": 1, "n_head": 2, "d_model": 32, "context_length": 32, "positions": "rotary"}
@@ -176,7 +177,7 @@ def test_prompt_files_that_cannot_be_read(tmp_path, content):
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=f"the prompt file {path}") as caught:
-        Options("r", prompt_file=str(path)).prompts()
+        read_prompts(prompt_file=str(path))
     assert len(str(caught.value).splitlines()) <= 2
 
 

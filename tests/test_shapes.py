@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.attention import KVCache, Mask, explicit_attention, fused_attention, record_attention
+from model.attention import KVCache, Mask, explicit_attention, fused_attention
 from model.config import ModelConfig
 from model.generate import generate
 from model.gpt import GPT
+from viz.record import record_attention
 
 FOLDER = Path(__file__).parents[1] / "model"
 SUFFIX = re.compile(r"_([BTSHKDFV]+)$")

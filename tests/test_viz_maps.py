@@ -10,10 +10,11 @@ import torch
 
 import viz.maps
 from data.tokenizer import ByteTokenizer
-from model.attention import Mask, record_attention
+from model.attention import Mask
 from model.config import ModelConfig
 from model.gpt import GPT
 from viz.maps import AttentionMaps, label, read_text, word_index
+from viz.record import record_attention
 
 NASTY = "</script><img src=x onerror=alert(1)> a\tb\x07\x1b\r\n\u05e9\u05dc \U0001f600 \u202eabc $x$ &amp; \u0301"
 

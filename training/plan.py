@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import statistics
+import sys
 import time
 import traceback
 import weakref
@@ -377,16 +378,16 @@ def memory_warning(plan: Plan) -> str | None:
     return f"warning: the run will hold about {figures}: lower --micro-batch-size or use --recompute; --plan tells more"
 
 
-def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> str | None:
-    """`memory_warning` for a resolved configuration, planned only where a rough reckoning comes near the memory there is."""
+def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> None:
+    """Print `memory_warning` for a resolved configuration. It is planned only where a rough reckoning comes near the limit."""
     shape, optim, (held, _) = config.model, config.optim, baseline()
     rows = (optim.micro_batch_size or optim.batch_size // processes) * shape.context_length
     n_weight = 12 * shape.n_layer * shape.d_model**2 + 2 * vocab_size * shape.d_model
     heads = shape.n_layer * shape.n_head * shape.context_length if shape.dropout or config.run.attention == "explicit" else 0
     rough = held + 24 * n_weight + 4 * rows * (4 * vocab_size + 40 * shape.n_layer * shape.d_model + 4 * heads)
-    if config.run.device != "cpu" or 2 * rough < memory_limit("cpu"):
-        return None
-    return memory_warning(make_plan(config, vocab_size, processes=processes))
+    near = config.run.device == "cpu" and 2 * rough > memory_limit("cpu")
+    if near and (warning := memory_warning(make_plan(config, vocab_size, processes=processes))):
+        print(warning, file=sys.stderr)
 
 
 def advise(error: BaseException, config: Config) -> str | None:

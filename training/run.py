@@ -25,6 +25,9 @@ from training.runtime import device_name
 
 MADE_BY_A_RUN = ("config.json", "log.jsonl", LATEST, BEST, "loss.png", "samples.txt", "attention", "wandb", "wandb_id")
 
+BAD_STEPS_ALLOWED = {"float32": 5, "bfloat16": 5, "float16": 25}
+"""Updates in a row that may be skipped as loss or gradient is not finite; float16's scaler needs a few to find its scale."""
+
 FREE_ON_RESUME = {
     "data", "micro_batch_size", "out", "eval_every", "eval_batches", "save_every", "log_every", "sample_tokens", "probe_tokens",
     "wandb", "resume", "init_from", "stop_at", "patience", "max_minutes", "overwrite", "plan", "strategy", "recompute",

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import LayerRecord, Mask, attention_scores, record_attention, softmax
+from model.attention import Mask, attention_scores, softmax
 from model.gpt import GPT
+from viz.record import LayerRecord, record_attention
 
 N_PREDICTION = 5
 Decode = Callable[[Iterable[int]], bytes]

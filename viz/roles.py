@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.attention import record_attention
 from model.gpt import GPT
 from viz.maps import AttentionMaps
+from viz.record import record_attention
 
 LOCAL = 8
 """Tokens of the local window, the query's own included."""

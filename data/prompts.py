@@ -1,0 +1,52 @@
+"""What goes into sampling and what comes out, as text: prompts from the command line or a file, and rows cut at stop strings."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from errors import UserError
+
+if TYPE_CHECKING:
+    from data.tokenizer import StreamDecoder
+
+
+def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = "") -> list[str]:
+    """The prompt itself, the whole text of a file, or each line of one; "-" is standard input. Raises UserError."""
+    name = prompt_file or prompts_file
+    if not name:
+        return [prompt]
+    try:
+        text = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8")
+    except OSError as error:
+        raise UserError(f"the prompt file {name} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise UserError(f"the prompt file {name} isn't UTF-8: {found}") from None
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    if prompt_file:
+        return [text]
+    lines = text.split("\n")
+    return lines[:-1] if len(lines) > 1 and not lines[-1] else lines
+
+
+class TextRow:
+    """The text one row has grown so far. What might yet become a stop string, and half a character, is held back."""
+
+    def __init__(self, decoder: "StreamDecoder", stops: tuple[str, ...]):
+        self.decoder, self.stops, self.text, self.held, self.done = decoder, stops, "", "", False
+
+    def push(self, token: int | None) -> str:
+        """Take one more token, or None at the end; return the text that is now certain."""
+        if self.done:
+            return ""
+        self.done = token is None
+        self.held += self.decoder.finish() if token is None else self.decoder.push(token)
+        found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
+        if found:
+            self.done, certain = True, min(found)
+        else:
+            possible = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
+            certain = len(self.held) - (0 if self.done else max(possible, default=0))
+        shown, self.held = self.held[:certain], self.held[certain:]
+        self.text += shown
+        return shown
