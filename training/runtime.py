@@ -88,10 +88,11 @@ def set_up(run: RunConfig) -> None:
     """
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
-    if run.device == "cpu" or run.deterministic:
+    deterministic = run.device == "cpu" or run.deterministic
+    if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only so
-        torch.use_deterministic_algorithms(True)  # compiled runs don't repeat without it, on CPU either
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
+    torch.use_deterministic_algorithms(deterministic)  # compiled runs don't repeat without it, on CPU either
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
     if run.device != "cpu":
         torch.set_float32_matmul_precision("high")  # TF32 for the float32 products that autocast leaves
 
