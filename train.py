@@ -35,6 +35,7 @@ def main() -> int:
 
 def train(config) -> int:
     """Run `config` to its end, or on from where its folder stands. Returns the exit code: 0, or 75 where a signal stopped it."""
+    import contextlib
     import dataclasses
     import math
     import time
@@ -108,73 +109,72 @@ def train(config) -> int:
     signalled = late = False
     recorded = start if resumed else -1
 
-    for step in range(start, optim.max_steps + 1):
-        # First, what `step` updates have made; a resumed run has recorded that already.
-        is_last, names = step == optim.max_steps, []
-        if step > recorded and (is_last or (run.eval_every and step % run.eval_every == 0)):
-            with log.phase("evaluate"):
-                with runtime.autocast(run.device, run.precision):
-                    losses = evaluate(model, dataset, micro_batch_size, run.eval_batches * optim.batch_size, processes)
-                    sample = runs.draw_sample(model, tokenizer, run.sample_tokens, run.seed)
-                if run.probe_tokens and processes.is_main and not processes.is_sharded:
-                    save_probe(folder / "attention", step, model, dataset.tokens["val"][: run.probe_tokens].tolist())
-            is_best = losses["val_loss"] < best_val_loss
-            best_val_loss, since_best = min(best_val_loss, losses["val_loss"]), 0 if is_best else since_best + 1
-            names = [checkpoints.BEST] * is_best
-            log.evaluation(step, losses, sample, is_best)
-        worn_out = 0 < run.patience <= since_best
-        is_end = is_last or 0 < run.stop_at <= step or signalled or late or worn_out
-        if step > recorded and (is_end or step == 0 or (run.save_every and step % run.save_every == 0)):
-            names.append(checkpoints.LATEST)
-        if names:
-            with log.phase("save"):
-                save(step, names)
-                if step == 0:
-                    saver.wait()  # from here on there is a whole checkpoint at any instant
-        if is_end:
-            break
+    with contextlib.closing(log):
+        for step in range(start, optim.max_steps + 1):
+            # First, what `step` updates have made; a resumed run has recorded that already.
+            is_last, names = step == optim.max_steps, []
+            if step > recorded and (is_last or (run.eval_every and step % run.eval_every == 0)):
+                with log.phase("evaluate"):
+                    with runtime.autocast(run.device, run.precision):
+                        losses = evaluate(model, dataset, micro_batch_size, run.eval_batches * optim.batch_size, processes)
+                        sample = runs.draw_sample(model, tokenizer, run.sample_tokens, run.seed)
+                    if run.probe_tokens and processes.is_main and not processes.is_sharded:
+                        save_probe(folder / "attention", step, model, dataset.tokens["val"][: run.probe_tokens].tolist())
+                is_best = losses["val_loss"] < best_val_loss
+                best_val_loss, since_best = min(best_val_loss, losses["val_loss"]), 0 if is_best else since_best + 1
+                names = [checkpoints.BEST] * is_best
+                log.evaluation(step, losses, sample, is_best)
+            worn_out = 0 < run.patience <= since_best
+            is_end = is_last or 0 < run.stop_at <= step or signalled or late or worn_out
+            if step > recorded and (is_end or step == 0 or (run.save_every and step % run.save_every == 0)):
+                names.append(checkpoints.LATEST)
+            if names:
+                with log.phase("save"):
+                    save(step, names)
+                    if step == 0:
+                        saver.wait()  # from here on there is a whole checkpoint at any instant
+            if is_end:
+                break
 
-        # Then one update: the mean loss over the global batch, a micro-batch at a time.
-        model.train()
-        loss = torch.zeros((), device=device)
-        for index in range(processes.rank * n_micro, (processes.rank + 1) * n_micro):
-            with log.phase("data"):
-                tokens, targets = micro_batch(step, index)
-            if config.model.dropout:
-                torch.manual_seed(runs.dropout_seed(run.seed, step, index))
-            with processes.accumulating(step_model, is_last=(index + 1) % n_micro == 0):
-                with log.phase("forward"), runtime.autocast(run.device, run.precision):
-                    micro_loss = cross_entropy(step_model(tokens), targets) / n_micro
-                with log.phase("backward"):
-                    scaler.scale(micro_loss).backward()
-            loss += micro_loss.detach()
-        overtime = 0 < run.max_minutes * 60 < time.perf_counter() - began
-        loss, signals, overtimes = processes.sum(loss / processes.count, bool(stop.received), overtime, device=device)
-        signalled, late, lr = signals > 0, overtimes > 0, learning_rate(step, optim)
-        with log.phase("optimizer"):
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)
-            grad_norm = float(runtime.clip_gradients(model, optim.grad_clip))
-            is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-            if is_finite:
-                set_learning_rate(optimizers, lr)
+            # Then one update: the mean loss over the global batch, a micro-batch at a time.
+            model.train()
+            loss = torch.zeros((), device=device)
+            for index in range(processes.rank * n_micro, (processes.rank + 1) * n_micro):
+                with log.phase("data"):
+                    tokens, targets = micro_batch(step, index)
+                if config.model.dropout:
+                    torch.manual_seed(runs.dropout_seed(run.seed, step, index))
+                with processes.accumulating(step_model, is_last=(index + 1) % n_micro == 0):
+                    with log.phase("forward"), runtime.autocast(run.device, run.precision):
+                        micro_loss = cross_entropy(step_model(tokens), targets) / n_micro
+                    with log.phase("backward"):
+                        scaler.scale(micro_loss).backward()
+                loss += micro_loss.detach()
+            overtime = 0 < run.max_minutes * 60 < time.perf_counter() - began
+            loss, signals, overtimes = processes.sum(loss / processes.count, bool(stop.received), overtime, device=device)
+            signalled, late, lr = signals > 0, overtimes > 0, learning_rate(step, optim)
+            with log.phase("optimizer"):
                 for optimizer in optimizers:
-                    scaler.step(optimizer)
-            scaler.update()
-            for optimizer in optimizers:
-                optimizer.zero_grad(set_to_none=True)
-        bad_steps = 0 if is_finite else bad_steps + 1
-        if bad_steps:
-            log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
-        if bad_steps == runs.BAD_STEPS_ALLOWED[run.precision]:
-            log.close()
-            raise MachineError(runs.not_finite(step + 1, config))
-        if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:
-            log.train(step + 1, loss, lr, grad_norm)
-        saver.check()
+                    scaler.unscale_(optimizer)
+                grad_norm = float(runtime.clip_gradients(model, optim.grad_clip))
+                is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+                if is_finite:
+                    set_learning_rate(optimizers, lr)
+                    for optimizer in optimizers:
+                        scaler.step(optimizer)
+                scaler.update()
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+            bad_steps = 0 if is_finite else bad_steps + 1
+            if bad_steps:
+                log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
+            if bad_steps == runs.BAD_STEPS_ALLOWED[run.precision]:
+                raise MachineError(runs.not_finite(step + 1, config))
+            if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:
+                log.train(step + 1, loss, lr, grad_norm)
+            saver.check()
+        saver.wait()
 
-    saver.wait()
-    log.close()
     if processes.is_main:
         plot_losses(folder)
         reasons = {"no improvement": worn_out, "time is up": late, stop.received or "signal": signalled}
