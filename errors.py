@@ -13,10 +13,7 @@ class UserError(Exception):
 
 
 class MachineError(Exception):
-    """The run or the machine failed in a way that is understood (a full disk, a loss that is no number):
-
-    one line, exit code 1.
-    """
+    """The run or the machine failed in a way that is understood (a full disk, a loss that is no number): a line, exit code 1."""
 
 
 def run_command(main: Callable[[], int | None]) -> None:

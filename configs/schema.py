@@ -157,10 +157,7 @@ class Config:
 
     @staticmethod
     def from_dict(plain: dict[str, dict[str, Any]]) -> "Config":
-        """The inverse of `to_dict`;
-
-        a field that is missing takes its default. Raises UserError for a field or value that doesn't fit.
-        """
+        """The inverse of `to_dict`; a missing field takes its default. Raises UserError for a field or value that doesn't fit."""
         unknown = plain.keys() - {section.name for section in dataclasses.fields(Config)} if isinstance(plain, dict) else ()
         if unknown:
             raise UserError(f"configuration: there is no section {sorted(unknown)[0]!r}; there are model, data, optim and run")

@@ -82,10 +82,7 @@ def attention_scores(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
 
 
 def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
-    """softmax(Q K^T / sqrt(d_head)):
-
-    weights_BHTS, each row a distribution over the keys it may look at (zeros if there are none).
-    """
+    """softmax(Q K^T / sqrt(d_head)): weights_BHTS, each row a distribution over what it may look at (zeros if nothing)."""
     return softmax(attention_scores(q_BHTK, k_BHSK, mask))
 
 

@@ -63,8 +63,5 @@ class ModelConfig:
 
     @property
     def d_ff(self) -> int:
-        """Width of the MLP:
-
-        4 d_model; for SwiGLU 8/3 d_model, as three matrices then cost what two did (Shazeer 2020, section 3).
-        """
+        """Width of the MLP: 4 d_model, or 8/3 d_model for SwiGLU, whose three matrices then cost what two do (Shazeer 2020)."""
         return 8 * max(1, round(self.d_model / 3)) if self.mlp == "swiglu" else 4 * self.d_model

@@ -98,15 +98,16 @@ class GPT(nn.Module):
         """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
-        read = cache.lengths if cache else [0]
+        positions = torch.arange(n_token, device=tokens_BT.device)[None]
         if cache:
+            read = cache.lengths
             if mask.lengths is None and len(set(read)) > 1:
                 mask = replace(mask, lengths=torch.tensor(read, device=tokens_BT.device) + n_token)
             ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
             if [max(end - n_token, 0) for end in ends] != read:
                 raise ValueError(f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache")
-        start = read[:1] if len(set(read)) == 1 else read  # one row of positions serves all when all stand alike
-        positions = torch.tensor(start, device=tokens_BT.device)[:, None] + torch.arange(n_token, device=tokens_BT.device)
+            start = read[:1] if len(set(read)) == 1 else read  # one row of positions serves all when all stand alike
+            positions = positions + torch.tensor(start, device=tokens_BT.device)[:, None]
         x_BTD = self.dropout(self.positions.add(self.embed(tokens_BT), positions))
         rotation = self.positions.rotation(positions)
         for layer, block in enumerate(self.blocks):

@@ -1,6 +1,6 @@
-"""train.py's command line:
+"""train.py's command line: a preset or a run's config.json, varied field by field.
 
-a preset or a run's config.json, varied field by field. Imports no torch, so that --help is instant.
+Imports no torch, so that --help is instant.
 """
 
 import difflib

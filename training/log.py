@@ -124,10 +124,7 @@ class RunLog:
 
 
 def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any:
-    """A wandb run, offline where there is no account, the same one when a run goes on;
-
-    None, and a warning, where it can't be had.
-    """
+    """A wandb run, offline where there is no account, the same one when a run goes on; None, with a warning, where it fails."""
     try:
         import wandb
 
@@ -147,10 +144,7 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
 
 
 def peak_memory() -> int:
-    """The most memory this process has held so far, in MiB:
-
-    on the GPU if it uses one, else resident; 0 where it can't be told.
-    """
+    """The most memory this process has held so far, in MiB: on its GPU, else resident; 0 where it can't be told."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -91,10 +91,7 @@ def resume_notes(config: Config, resumed: Checkpoint) -> list[str]:
 
 
 def starting_state(config: Config, dataset: Dataset, resumed: Checkpoint | None, model: GPT) -> Checkpoint:
-    """The state to start from, its weights put into `model`:
-
-    the checkpoint's, or step 0, with another run's weights if `init_from` names it.
-    """
+    """The state to start from, weights put into `model`: the checkpoint's, or step 0, maybe with `init_from`'s weights."""
     if resumed:
         load_weights(model, resumed, config.run.out)
         return dataclasses.replace(resumed, config=config.to_dict(), model={})

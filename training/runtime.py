@@ -64,10 +64,7 @@ def resolve_device(device: str) -> str:
 
 
 def resolve(config: Config) -> Config:
-    """`auto` and 0 in the run section become what this machine offers;
-
-    what is set already is kept. Raises UserError where it can't be had.
-    """
+    """`auto` and 0 in the run section become what this machine offers. Raises UserError where what is set can't be had."""
     run = config.run
     device = resolve_device(run.device)
     precision = best_precision(device) if run.precision == "auto" else run.precision
@@ -82,10 +79,7 @@ def resolve(config: Config) -> Config:
 
 
 def set_up(run: RunConfig) -> None:
-    """Make this process compute as `run` (resolved) says:
-
-    threads, seed of the initial weights, and on CPU results that repeat bit for bit.
-    """
+    """Make this process compute as `run` (resolved) says: threads, seed of the initial weights, on CPU bit for bit the same."""
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     deterministic = run.device == "cpu" or run.deterministic
@@ -139,10 +133,7 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
 
 
 def clip_gradients(model: nn.Module, largest: float) -> torch.Tensor:
-    """The norm of all gradients together, over all processes;
-
-    where it is above `largest` (0: no limit) they are scaled down to that.
-    """
+    """The norm of all gradients together, over all processes; above `largest` (0: no limit) they are scaled down to it."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest or float("inf"))
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
