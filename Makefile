@@ -31,10 +31,11 @@ all: $(RUN)/attention.html
 $(DATA)/dataset.json: | .venv/installed
 	$(BIN)/python -m data.prepare shakespeare --tokenizer char
 
-$(RUN)/loss.png: | $(DATA)/dataset.json
+$(RUN)/trained: | $(DATA)/dataset.json
 	$(BIN)/python train.py shakespeare-char --resume
+	@touch $@
 
-$(RUN)/sample.txt: $(RUN)/loss.png
+$(RUN)/sample.txt: $(RUN)/trained
 	$(BIN)/python sample.py $(RUN) --prompt "ROMEO:" --max-new-tokens 400 | tee $@.partial
 	@mv $@.partial $@
 
