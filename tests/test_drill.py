@@ -20,8 +20,10 @@ FIELDS = {"max_steps": 60, "dropout": 0.1, "optimizer": "muon", "eval_every": 3,
 
 
 def steps_logged(folder):
-    path = folder / "log.jsonl"
-    return path.read_bytes().count(b'"kind": "train"') if path.exists() else 0
+    try:
+        return (folder / "log.jsonl").read_bytes().count(b'"kind": "train"')
+    except FileNotFoundError:  # not there yet, or a new start has just put away the log of one that was killed before step 0
+        return 0
 
 
 def watch(folder, alive, until):

@@ -28,6 +28,7 @@ from helpers import (
     write_corpus,
 )
 
+from configs import read_config
 from data.batches import Dataset, training_batch
 from errors import MachineError, UserError
 from training import distributed, runtime
@@ -564,3 +565,21 @@ def test_same_state_twice(one):
     from helpers import same_value
 
     assert not same_value(state.model, other.model)
+
+
+def test_resume_goes_on_from_best_where_it_is_all_there_is(tmp_path, capsys):
+    data = write_corpus(tmp_path / "d", nonsense())
+    fields = {"max_steps": 6, "eval_every": 2, "save_every": 2, "log_every": 1}
+    assert train_here(make_config(data, tmp_path / "whole", **fields)) == 0
+    assert train_here(make_config(data, tmp_path / "r", **fields, stop_at=4)) == 0
+    (tmp_path / "r" / "checkpoint.pt").unlink()
+    assert train_here(make_config(data, tmp_path / "r", **fields, resume=True)) == 0
+    assert "going on from step 4" in capsys.readouterr().out  # not from the start, over what was there
+    assert_same_run(tmp_path / "whole", tmp_path / "r")
+
+
+def test_config_json_forgets_where_this_start_was_to_end(tmp_path):
+    data = write_corpus(tmp_path / "d", nonsense())
+    assert train_here(make_config(data, tmp_path / "r", max_steps=4, stop_at=2, max_minutes=9.0)) == 0
+    again = read_config(tmp_path / "r" / "config.json").run
+    assert (again.stop_at, again.max_minutes) == (0, 0)

@@ -48,8 +48,9 @@ def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpo
     folder, run = Path(config.run.out), config.run
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, where the run folder should be: give another with --out")
-    if run.resume and (folder / LATEST).exists():
-        checkpoint = load(folder / LATEST)
+    found = [folder / name for name in (LATEST, BEST) if run.resume and (folder / name).exists()]
+    if found:
+        checkpoint = load(found[0])
         if checkpoint.dataset != dataset.fingerprint:
             raise UserError(
                 f"{folder} was trained on other data than {dataset.folder} holds: prepare that again, or give another --out"
@@ -133,7 +134,8 @@ def start_folder(folder: Path, config: Config, checkpoint: Checkpoint | None) ->
         if (folder / name).exists():
             (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
     cut_log(folder / "log.jsonl", checkpoint.step if checkpoint else -1)
-    repeatable = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=False, overwrite=False))
+    once = {"resume": False, "overwrite": False, "stop_at": 0, "max_minutes": 0.0}  # of this start, not of the run
+    repeatable = dataclasses.replace(config, run=dataclasses.replace(config.run, **once))
     (folder / "config.json").write_text(json.dumps(repeatable.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
