@@ -71,13 +71,14 @@ def main() -> int:
     from data.tokenizer import StreamDecoder
     from model.generate import generate
     from training.checkpoint import open_run
+    from training.inference import prepare_for_sampling
     from training.run import first_tokens
-    from training.runtime import autocast, best_precision, cast_for_sampling, resolve_device
+    from training.runtime import autocast, best_precision, resolve_device
 
     device = resolve_device(options.device)
     precision = best_precision(device) if options.precision == "auto" else options.precision
     model, tokenizer, _ = open_run(options.run, device)
-    cast_for_sampling(model, precision)
+    prepare_for_sampling(model, precision)
     ids = [[int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer) for prompt in prompts]
     limit = model.config.context_length
     if (longest := max(map(len, ids))) > limit:

@@ -1,21 +1,20 @@
 """Attention over context length: explicit, fused, and fused within a window; milliseconds and memory, and how they grow.
 
-    python -m benchmarks.attention --out attention.png
+    python -m benchmarks.attention
 
-Forward and backward of one layer, 4 heads of width 64, no dropout. Memory is what a fresh process's peak resident memory grows
-by. The exponent p of time or memory ~ n^p is fitted to the upper half of the lengths.
+Forward and backward of one head of width 64, no dropout. Memory is what a fresh process's peak resident memory grows by. The
+exponent p of time or memory ~ n^p is fitted to the upper half of the lengths. Explicit attention at 16,384 takes 9 GB.
 """
 
-import argparse
-import json
 import multiprocessing
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.machine import describe_machine, markdown_table
+from benchmarks.machine import RESULTS, parser, publish
 from model.attention import Attend, Mask, explicit_attention, fused_attention
 from training.log import peak_memory
 
@@ -24,12 +23,10 @@ KINDS: dict[str, tuple[Attend, Mask]] = {
     "fused": (fused_attention, Mask()),
     "fused, window 256": (fused_attention, Mask(window=256)),
 }
-LONGEST_EXPLICIT = 8192
-"""Beyond it explicit attention needs more than 10 GB."""
 
 
 def once(attend: Attend, mask: Mask, n_token: int) -> None:
-    q, k, v = (torch.randn(1, 4, n_token, 64, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 1, n_token, 64, requires_grad=True) for _ in range(3))
     attend(q, k, v, mask, 0.0).sum().backward()
 
 
@@ -63,35 +60,31 @@ def exponent(lengths: list[int], values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--longest", type=int, default=16384)
-    parser.add_argument("--out", default="", help="write a plot to this file")
-    arguments = parser.parse_args()
+    command = parser(__doc__, "attention")
+    command.add_argument("--longest", type=int, default=16384)
+    command.add_argument("--plot", type=Path, default=RESULTS / "attention.png")
+    arguments = command.parse_args()
     lengths = [n for n in (256, 512, 1024, 2048, 4096, 8192, 16384) if n <= arguments.longest]
     measured, rows = {}, []
     for name, (attend, mask) in KINDS.items():
-        own = [n for n in lengths if name != "explicit" or n <= LONGEST_EXPLICIT]
-        once(attend, mask, own[0])
-        times = [seconds(attend, mask, n) for n in own]
-        memory = [peak_bytes(attend, mask, n) for n in own]
-        measured[name] = {"lengths": own, "seconds": times, "bytes": memory}
-        row = {"attention": name} | {str(n): "" for n in lengths}
-        row |= {str(n): f"{t * 1e3:,.0f} ms, {m / 2**20:,.0f} MiB" for n, t, m in zip(own, times, memory, strict=True)}
-        row |= {"time ~": f"n^{exponent(own, times):.2f}", "memory ~": f"n^{exponent(own, memory):.2f}"}
-        rows.append(row)
-    print(describe_machine())
-    print(markdown_table(rows))
-    print(json.dumps(measured))
-    if arguments.out:
-        plot(measured, arguments.out)
+        once(attend, mask, lengths[0])
+        times = [seconds(attend, mask, n) for n in lengths]
+        memory = [peak_bytes(attend, mask, n) for n in lengths]
+        measured[name] = {"lengths": lengths, "seconds": times, "bytes": memory}
+        cells = {f"{n:,}": f"{t * 1e3:,.0f} ms, {m / 2**20:,.0f} MiB" for n, t, m in zip(lengths, times, memory, strict=True)}
+        growth = {"time ~": f"n^{exponent(lengths, times):.2f}", "memory ~": f"n^{exponent(lengths, memory):.2f}"}
+        rows.append({"attention": name} | cells | growth)
+    publish(arguments.out, {"Attention over context length": rows}, measured)
+    plot(measured, arguments.plot)
 
 
-def plot(measured: dict, out: str) -> None:
+def plot(measured: dict, out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for name, values in measured.items():
         axes[0].loglog(values["lengths"], values["seconds"], marker="o", label=name)

@@ -1,20 +1,39 @@
-"""What every benchmark prints beside its figures: the machine, versions and threads; and how it prints them."""
+"""What every benchmark shares: the machine described, figures printed and kept, and train.py run as a user runs it."""
 
+import argparse
+import json
 import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 
+from training.log import read_log
 from training.runtime import best_precision, device_name, matrix_rate
+
+ROOT = Path(__file__).parents[1]
+TINYSHAKESPEARE = ROOT / "data" / "prepared" / "tinyshakespeare-char"
+RESULTS = ROOT / "runs" / "benchmarks"
+
+
+def cpu_precisions() -> list[str]:
+    """float32, and what the CPU multiplies natively beside it: what it only emulates would take minutes a product."""
+    return ["float32"] + [p for p in [best_precision("cpu")] if p != "float32"]
 
 
 def describe_machine() -> str:
     """Machine, versions, thread count and matrix rates, in a line each."""
-    rates = ", ".join(f"{p} {matrix_rate('cpu', p, 2048) / 1e9:,.0f}" for p in ("float32", "bfloat16"))
+    rates = ", ".join(f"{p} {matrix_rate('cpu', p, 2048) / 1e9:,.0f}" for p in cpu_precisions())
     lines = [
         f"machine: {device_name('cpu')}, {platform.machine()}, {torch.get_num_threads()} threads, {platform.system()}",
         f"versions: Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}",
-        f"matrix product of 2048 x 2048 on CPU, GFLOP/s: {rates}; precision auto is {best_precision('cpu')}",
+        f"matrix product of 2048 x 2048 on CPU, GFLOP/s: {rates}",
     ]
     if torch.cuda.is_available():
         lines.append(f"GPU: {device_name('cuda')}, bfloat16 {matrix_rate('cuda', 'bfloat16', 8192) / 1e12:,.0f} TFLOP/s")
@@ -26,3 +45,41 @@ def markdown_table(rows: list[dict]) -> str:
     head = list(rows[0])
     lines = [head, ["---"] * len(head), *[[str(row[key]) for key in head] for row in rows]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def parser(description: str, name: str) -> argparse.ArgumentParser:
+    """A command line with `--out`, where `publish` puts its files."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, default=RESULTS / name, help="NAME.json and NAME.md are written (default: %(default)s)")
+    return made
+
+
+def publish(out: Path, sections: dict[str, list[dict]], record: Any, notes: str = "") -> None:
+    """Print the machine, a table a section and the notes; write them to `out`.md, and `record` beside them to `out`.json."""
+    machine = describe_machine()
+    tables = [f"## {title}\n\n{markdown_table(rows)}" for title, rows in sections.items() if rows]
+    text = "\n\n".join([machine, *tables, *([notes] if notes else [])]) + "\n"
+    print(text)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    out.with_suffix(".json").write_text(json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {out.with_suffix('.md')} and {out.with_suffix('.json')}")
+
+
+def spread(values: list[float], form: str = ",.1f") -> str:
+    """Median, and in brackets the least and the largest."""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):{form}}" + (f" ({low:{form}}-{high:{form}})" if len(values) > 1 else "")
+
+
+def run_training(*arguments: object) -> dict[str, Any]:
+    """Run train.py in a folder of its own: the seconds from its start to its exit, and the records of its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", *map(str, arguments), "--out", f"{folder}/run"]
+        began = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - began
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        log = read_log(Path(folder, "run", "log.jsonl"))
+    return {"seconds": seconds, "log": log, "val_loss": [r["val_loss"] for r in log if r["kind"] == "eval"][-1]}

@@ -3,23 +3,22 @@
     python -m benchmarks.sample                # 10.7M parameters, 500 tokens
     python -m benchmarks.sample --size 124m    # 128 tokens
 
-GPT-2 architecture, random weights, context 1,024, greedy; the same shape in both programs. Rounds alternate; the median is shown.
-Needs transformers (requirements-dev.txt).
+GPT-2 architecture, random weights, context 1,024, greedy; the same shape in both programs. Rounds alternate; the median is shown,
+and in brackets the least and the largest. On CUDA, where there is one, the same again. Needs transformers (requirements-dev.txt).
 """
 
-import argparse
-import json
 import os
 import statistics
 import time
 
 import torch
 
-from benchmarks.machine import describe_machine, markdown_table
+from benchmarks.machine import cpu_precisions, parser, publish, spread
 from model.config import ModelConfig
 from model.generate import generate
 from model.gpt import GPT
-from training.runtime import autocast, cast_for_sampling
+from training.inference import prepare_for_sampling
+from training.runtime import autocast
 
 SIZES = {
     "10.7m": (ModelConfig(n_layer=6, n_head=6, d_model=384), 65, 500),
@@ -27,20 +26,20 @@ SIZES = {
 }
 
 
-def ours(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str):
+def ours(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str):
     """A function that draws n_token tokens for each row of a batch."""
-    model = GPT(config, vocab_size).eval()
-    cast_for_sampling(model, precision)
+    model = GPT(config, vocab_size).eval().to(device)
+    prepare_for_sampling(model, precision)
 
     def draw() -> None:
-        with autocast("cpu", precision):
+        with autocast(device, precision):
             for _ in generate(model, [[1]] * batch, n_token, temperature=0.0):
                 pass
 
     return draw
 
 
-def theirs(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str):
+def theirs(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str):
     """The same with transformers."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import GPT2Config, GPT2LMHeadModel, logging
@@ -48,14 +47,28 @@ def theirs(config: ModelConfig, vocab_size: int, n_token: int, batch: int, preci
     logging.set_verbosity_error()
     shape = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.d_model, "n_positions": config.context_length}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=None, **shape)).eval()
-    model.to(getattr(torch, precision))
-    prompt = torch.ones(batch, 1, dtype=torch.long)
+    model.to(device, getattr(torch, precision))
+    prompt = torch.ones(batch, 1, dtype=torch.long, device=device)
 
     def draw() -> None:
         options = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
         model.generate(prompt, min_new_tokens=n_token, max_new_tokens=n_token, **options)
 
     return draw
+
+
+def past_the_edge(config: ModelConfig, vocab_size: int, precision: str) -> float:
+    """Tokens per second of one row from a full context on, over one whole round of outgrowing it: half a context."""
+    model = GPT(config, vocab_size).eval()
+    prepare_for_sampling(model, precision)
+    n_token = config.context_length // 2
+    with autocast("cpu", precision):
+        tokens = generate(model, [[1] * config.context_length], n_token + 1, temperature=0.0)
+        next(tokens)  # reads the prompt
+        began = time.perf_counter()
+        for _ in tokens:
+            pass
+    return n_token / (time.perf_counter() - began)
 
 
 def read_rate(n_bytes: int) -> float:
@@ -70,40 +83,62 @@ def read_rate(n_bytes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="10.7m")
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=0, help="tokens to draw; default 500, or 128 at 124m")
-    arguments = parser.parse_args()
+    command = parser(__doc__, "sample")
+    command.add_argument("--size", choices=SIZES, default="10.7m")
+    command.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
+    command.add_argument("--rounds", type=int, default=3)
+    command.add_argument("--tokens", type=int, default=0, help="tokens to draw; default 500, or 128 at 124m")
+    arguments = command.parse_args()
     config, vocab_size, n_token = SIZES[arguments.size]
     n_token = arguments.tokens or n_token
-    rows = []
+    places = [("cpu", precision) for precision in cpu_precisions()]
+    places += [("cuda", precision) for precision in ("float32", "bfloat16")] if torch.cuda.is_available() else []
+    rows, record, bounds = [], [], []
+    n_weight = sum(p.numel() for p in GPT(config, vocab_size).parameters())
     for batch in arguments.batches:
         programs = {
-            f"{name} {precision}": make(config, vocab_size, n_token, batch, precision)
-            for precision in ("float32", "bfloat16")
+            (name, *place): make(config, vocab_size, n_token, batch, place[1], place[0])
+            for place in places
             for name, make in (("ours", ours), ("transformers", theirs))
         }
-        rates: dict[str, list[float]] = {name: [] for name in programs}
+        rates: dict[tuple, list[float]] = {key: [] for key in programs}
         for _ in range(arguments.rounds):
-            for name, draw in programs.items():
+            bounds.append(read_rate(4 * n_weight) / 4 / n_weight)
+            for key, draw in programs.items():
                 began = time.perf_counter()
                 draw()
-                rates[name].append(batch * n_token / (time.perf_counter() - began))
-        middle = {name: statistics.median(values) for name, values in rates.items()}
-        row = {"batch": batch} | {name: f"{middle[name]:,.0f} ({min(v):,.0f}-{max(v):,.0f})" for name, v in rates.items()}
-        row["ratio float32"] = f"{middle['ours float32'] / middle['transformers float32']:.2f}"
-        row["best of ours / transformers float32"] = (
-            f"{max(middle['ours float32'], middle['ours bfloat16']) / middle['transformers float32']:.2f}"
-        )
-        rows.append(row)
-    n_weight = sum(p.numel() for p in GPT(config, vocab_size).parameters())
-    rate = read_rate(4 * n_weight)
-    print(describe_machine())
-    print(f"reading {n_weight:,} float32 weights at {rate / 1e9:.1f} GB/s allows {rate / 4 / n_weight:,.0f} tokens/s at batch 1")
-    print(markdown_table(rows))
-    print(json.dumps(rows))
+                rates[key].append(batch * n_token / (time.perf_counter() - began))
+        middle = {key: statistics.median(values) for key, values in rates.items()}
+        for device, precision in places:
+            mine, other = middle["ours", device, precision], middle["transformers", device, precision]
+            rows.append(
+                {
+                    "batch": batch,
+                    "on": f"{device}, {precision}",
+                    "tokens/s": spread(rates["ours", device, precision], ",.0f"),
+                    "transformers": spread(rates["transformers", device, precision], ",.0f"),
+                    "ratio": f"{mine / other:.2f}",
+                    "ratio to its float32": f"{mine / middle['transformers', device, 'float32']:.2f}",
+                }
+            )
+            record.append({"batch": batch, "device": device, "precision": precision, "ours": rates["ours", device, precision],
+                           "transformers": rates["transformers", device, precision]})  # fmt: skip
+    bound, edge = statistics.median(bounds), past_the_edge(config, vocab_size, cpu_precisions()[-1])
+    single = [statistics.median(r["ours"]) for r in record if r["batch"] == 1 and r["device"] == "cpu"]
+    notes = [
+        f"Reading the {n_weight:,} weights once a token in float32, at {bound * n_weight / 2.5e8:.1f} GB/s, allows {bound:,.0f} "
+        "tokens/s" + (f"; one prompt reaches {max(single) / bound:.0%} of that." if single else "."),
+        f"Past the context's edge: {edge:,.0f} tokens/s on average. After {config.context_length // 2:,} tokens each the last "
+        "half of the context is read anew, in one pass, as its positions have changed; the rest goes through the cache.",
+        *([] if torch.cuda.is_available() else ["GPU: none at hand, so nothing was measured on one."]),
+    ]
+    title = f"Sampling {n_token} tokens, {n_weight / 1e6:.1f}M parameters, context {config.context_length:,}"
+    publish(
+        arguments.out.with_name(f"{arguments.out.name}-{arguments.size}"),
+        {title: rows},
+        {"rates": record, "bound": bound, "edge": edge},
+        notes,
+    )
 
 
 if __name__ == "__main__":

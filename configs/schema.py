@@ -93,7 +93,7 @@ class RunConfig:
     eval_every: int = 250
     """Steps between evaluations; the last step is always evaluated. 0: only the last."""
     eval_batches: int = 20
-    """Batches of each split an evaluation reads, the same ones each time; 0: the whole split."""
+    """Batches of each split an evaluation reads, the same ones each time; 0: all of validation, a fifth as many of training."""
     save_every: int = 250
     """Steps between checkpoints; the last step is always saved. 0: only the last."""
     log_every: int = 10

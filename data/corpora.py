@@ -29,8 +29,9 @@ import tempfile
 import urllib.request
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -95,20 +96,22 @@ class Corpus:
         index, records = -1, []
         for source in self.sources:
             self.events["binary files skipped"] += source.n_binary
-            digest = hashlib.sha256()
-            for file in source.files:
-                if len(source.files) > 1:  # their names go into the hash too
-                    digest.update(file.key.encode(errors="surrogateescape"))
-                with _reading(file.name), file.open() as raw:
-                    for chunks in self._read(file, _Tally(raw, digest, progress)):
-                        empty = True
-                        for text in filter(None, chunks):
-                            index += empty
-                            empty = False
-                            yield index, text
-                        self.events["empty documents skipped"] += empty
+            with ThreadPoolExecutor(1) as pool:
+                digest = _Digest(pool)
+                for file in source.files:
+                    if len(source.files) > 1:  # their names go into the hash too
+                        digest.update(file.key.encode(errors="surrogateescape"))
+                    with _reading(file.name), file.open() as raw:
+                        for chunks in self._read(file, _Tally(raw, digest, progress)):
+                            empty = True
+                            for text in filter(None, chunks):
+                                index += empty
+                                empty = False
+                                yield index, text
+                            self.events["empty documents skipped"] += empty
+                sha256 = digest.hexdigest()
             n_bytes = sum(file.size for file in source.files)
-            records.append({"name": source.name, "bytes": n_bytes, "sha256": digest.hexdigest()})
+            records.append({"name": source.name, "bytes": n_bytes, "sha256": sha256})
         self.records = records
 
     def _read(self, file: File, stream: BinaryIO) -> Iterable[Iterable[str]]:
@@ -211,10 +214,30 @@ class Corpus:
                 raise UserError(f"cannot read {file.name}: {error}") from None
 
 
+class _Digest:
+    """SHA-256, computed in a thread beside: hashlib lets go of the interpreter's lock."""
+
+    def __init__(self, pool: ThreadPoolExecutor):
+        self._hash, self._pool = hashlib.sha256(), pool
+        self._pending: deque[Future] = deque()
+
+    def update(self, chunk: bytes) -> None:
+        """Hash `chunk` soon, behind those before it; of chunks that wait there are few."""
+        self._pending.append(self._pool.submit(self._hash.update, chunk))
+        if len(self._pending) > 8:
+            self._pending.popleft().result()
+
+    def hexdigest(self) -> str:
+        """Of all chunks so far."""
+        while self._pending:
+            self._pending.popleft().result()
+        return self._hash.hexdigest()
+
+
 class _Tally:
     """Reads a binary file; hashes and reports what passes."""
 
-    def __init__(self, raw: BinaryIO, digest: hashlib._Hash, progress: Callable[[int], object]):
+    def __init__(self, raw: BinaryIO, digest: _Digest, progress: Callable[[int], object]):
         self._raw, self._digest, self._progress = raw, digest, progress
 
     def read(self, size: int = -1) -> bytes:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -219,10 +220,13 @@ def write_folder(folder: Path, options: Options, corpus: Corpus, tokenizer: Toke
 
 
 def _flush(file: BinaryIO) -> str:
-    """Bring a file to the disk itself and return its SHA-256."""
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    os.fsync(file.fileno())
+    """Bring a file to the disk itself and return its SHA-256, the one while doing the other."""
+    file.flush()
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(os.fsync, file.fileno())
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        flushed.result()  # an error comes out here
     return digest
 
 

@@ -100,14 +100,10 @@ def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, 
     window = mask.window if mask.window < n_key else 0
     if mask.lengths is None and window and n_query == n_key and 4 * window <= n_key:  # longer ones are no cheaper in blocks
         return _windowed_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
-    allowed, is_causal = None, False
-    if mask.lengths is not None or window:
-        allowed = mask.allowed(n_query, n_key, device=q_BHTK.device)
-    elif mask.causal and n_query > 1:  # a single query is the last one and sees all
-        if n_query == n_key:
-            is_causal = True
-        else:  # is_causal would align at the upper left
-            allowed = mask.allowed(n_query, n_key, device=q_BHTK.device)
+    is_whole = mask.lengths is None and not window
+    sees_all = is_whole and (not mask.causal or n_query == 1)  # a single query is the last one
+    is_causal = is_whole and not sees_all and n_query == n_key  # the kernel's is_causal aligns at the upper left
+    allowed = None if sees_all or is_causal else mask.allowed(n_query, n_key, device=q_BHTK.device)
     return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=allowed, dropout_p=dropout, is_causal=is_causal)
 
 
@@ -160,13 +156,13 @@ class KVCache:
             raise ValueError(f"the cache holds {self.capacity} tokens a row: {n_new} more do not fit behind {longest}")
         for store, new in zip(self.layers[layer], (k_BHTK, v_BHTK), strict=True):
             if first == longest:
-                store[:, :, first : first + n_new] = new
+                store.narrow(2, first, n_new).copy_(new)
             else:
                 start = torch.tensor(self.lengths, device=new.device)[:, None]
                 rows = torch.arange(n_row, device=new.device)[:, None]
                 store[rows, :, start + torch.arange(n_new, device=new.device)] = new.transpose(1, 2)
         keys, values = self.layers[layer]
-        return keys[:, :, : longest + n_new], values[:, :, : longest + n_new]
+        return keys.narrow(2, 0, longest + n_new), values.narrow(2, 0, longest + n_new)
 
     def replace(self, rows: list[int], other: "KVCache") -> None:
         """Put the rows of `other`, in order, in the place of the rows named."""
@@ -196,23 +192,28 @@ class CausalSelfAttention(nn.Module):
         self.project = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         if config.qk_norm:
             self.query_norm, self.key_norm = nn.RMSNorm(config.d_head, eps=1e-5), nn.RMSNorm(config.d_head, eps=1e-5)
-        self.config, self.attend = config, attend
+        self.config, self.attend, self.merged = config, attend, None
+
+    def projections(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (B, T, H, K) each; in one product where `training.inference` has merged their weights."""
+        shape = (*x_BTD.shape[:-1], self.config.n_head, self.config.d_head)
+        if self.merged is not None:
+            return self.merged(x_BTD).view(*shape[:-2], 3, *shape[-2:]).unbind(2)
+        return self.query(x_BTD).view(shape), self.key(x_BTD).view(shape), self.value(x_BTD).view(shape)
 
     def forward(
         self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
     ) -> Tensor:
         """out_BTD. `rotation` turns queries and keys by their positions; `remember` adds keys and values to a cache."""
 
-        def heads(y_BTD: Tensor) -> Tensor:
-            return y_BTD.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
-
-        q_BHTK, k_BHTK, v_BHTK = heads(self.query(x_BTD)), heads(self.key(x_BTD)), heads(self.value(x_BTD))
+        q_BHTK, k_BHTK, v_BHTK = (y.transpose(1, 2) for y in self.projections(x_BTD))
         if self.config.qk_norm:
             q_BHTK, k_BHTK = self.query_norm(widen(q_BHTK)), self.key_norm(widen(k_BHTK))
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, *rotation), rotate(k_BHTK, *rotation)
         q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)  # norms and rotations may leave float32 under autocast
         k_BHSK, v_BHSK = remember(k_BHTK, v_BHTK) if remember else (k_BHTK, v_BHTK)
-        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, self.config.dropout if self.training else 0.0)
-        out_BTD = self.project(out_BHTK.transpose(1, 2).flatten(-2))
-        return F.dropout(out_BTD, self.config.dropout, self.training)
+        dropout = self.config.dropout if self.training else 0.0
+        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+        out_BTD = self.project(out_BHTK.transpose(1, 2).reshape(x_BTD.shape))
+        return F.dropout(out_BTD, dropout) if dropout else out_BTD

@@ -27,6 +27,8 @@ class ModelConfig:
     """Non-linearity of the MLP; swiglu has a third matrix and is narrower for it."""
     qk_norm: bool = False
     """Normalise each head's queries and keys (RMSNorm) before the scores."""
+    zero_init: bool = False
+    """Start the projections that write to the residual stream at zero: each block is the identity at first."""
     tie_embeddings: bool = True
     """Read tokens and predict tokens with one matrix."""
     bias: bool = True

@@ -22,9 +22,9 @@ def next_token(
     the fewest most likely whose probabilities reach p, at least one ("nucleus", Holtzman et al. 2020). What is left is drawn in
     proportion: the first token at which the running sum passes a uniform number.
     """
-    logits_BV = logits_BV.cpu().double()
     if temperature == 0:
         return logits_BV.argmax(dim=-1).tolist()
+    logits_BV = logits_BV.cpu().double()
     highest = logits_BV.amax(dim=-1, keepdim=True)
     probabilities_BV = softmax((logits_BV - highest) / temperature)  # no overflow however small the temperature
     if top_k or top_p < 1:
@@ -43,16 +43,17 @@ def next_token(
 def _read(model: GPT, rows: list[list[int]], cache: KVCache | None = None) -> Tensor:
     """logits_BV behind the last token of each row; rows are read behind what the cache holds, padded at the right."""
     device = model.embed.weight.device
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    width = max(len(row) for row in rows)
-    tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    totals = [len(row) + read for row, read in zip(rows, cache.lengths if cache else [0] * len(rows), strict=True)]
+    lengths = [len(row) for row in rows]
+    tokens_BT = torch.tensor([row + [0] * (max(lengths) - len(row)) for row in rows], device=device)
+    totals = [length + read for length, read in zip(lengths, cache.lengths if cache else [0] * len(rows), strict=True)]
     mask = model.mask(torch.tensor(totals, device=device) if len(set(totals)) > 1 else None)
     features_BTD = model.features(tokens_BT, mask, cache)
-    return model.unembed(features_BTD[torch.arange(len(rows), device=device), lengths - 1])
+    if min(lengths) == max(lengths):
+        return model.unembed(features_BTD[:, -1])
+    return model.unembed(features_BTD[torch.arange(len(rows), device=device), torch.tensor(lengths, device=device) - 1])
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: GPT,
     prompts: Sequence[Sequence[int]],
@@ -63,8 +64,7 @@ def generate(
     generators: Sequence[torch.Generator] | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[int]]:
-    """Continue each prompt (at least one token long): yields the new token of every row, `max_new_tokens` times. `model` is in
-    eval mode.
+    """Continue each prompt (one token at least): yields every row's new token, `max_new_tokens` times; `model` is in eval mode.
 
     A row that has outgrown the context keeps its last `context_length // 2` tokens, reads them anew from position 0 and goes on.
     That is what it is conditioned on, whatever the kind of positions, with the cache or without. Rows do not touch each other.

@@ -34,7 +34,7 @@ class MLP(nn.Module):
         if self.kind == "swiglu":
             self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
         self.project = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF = self.up(x_BTD)
@@ -44,7 +44,8 @@ class MLP(nn.Module):
             h_BTF = F.relu(h_BTF).square()
         else:
             h_BTF = F.silu(self.gate(x_BTD)) * h_BTF
-        return self.dropout(self.project(h_BTF))
+        out_BTD = self.project(h_BTF)
+        return F.dropout(out_BTD, self.dropout) if self.dropout and self.training else out_BTD
 
 
 class Block(nn.Module):
@@ -69,7 +70,7 @@ class GPT(nn.Module):
 
     Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that write to the residual stream
     (two a block) smaller by sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al. 2019, section
-    2.3).
+    2.3); or zero with `zero_init` (Zhang et al. 2019, "Fixup Initialization").
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, attend: Attend = fused_attention):
@@ -81,10 +82,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         self.unembed = nn.Linear(config.d_model, vocab_size, bias=False)
+        residual_std = 0.0 if config.zero_init else 0.02 / math.sqrt(2 * config.n_layer)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                residual = name.endswith("project")
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
+                nn.init.normal_(module.weight, std=residual_std if name.endswith("project") else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         if config.tie_embeddings:
@@ -98,7 +99,7 @@ class GPT(nn.Module):
         """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
-        positions = torch.arange(n_token, device=tokens_BT.device)[None]
+        first = 0
         if cache:
             read = cache.lengths
             if mask.lengths is None and len(set(read)) > 1:
@@ -106,8 +107,9 @@ class GPT(nn.Module):
             ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
             if [max(end - n_token, 0) for end in ends] != read:
                 raise ValueError(f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache")
-            start = read[:1] if len(set(read)) == 1 else read  # one row of positions serves all when all stand alike
-            positions = positions + torch.tensor(start, device=tokens_BT.device)[:, None]
+            alike = len(set(read)) == 1  # then one row of positions serves all
+            first = read[0] if alike else torch.tensor(read, device=tokens_BT.device)[:, None]
+        positions = torch.arange(n_token, device=tokens_BT.device)[None] + first
         x_BTD = self.dropout(self.positions.add(self.embed(tokens_BT), positions))
         rotation = self.positions.rotation(positions)
         for layer, block in enumerate(self.blocks):

@@ -1,7 +1,6 @@
 """Where a token stands. Attention alone is blind to order: permute its inputs and its outputs are permuted alike.
 
-Four ways to tell: a learned table, sines and cosines, rotated queries and keys, or nothing (a causal mask still leaks some
-order).
+Four ways to tell: a learned table, sines and cosines, rotation, or nothing (a causal mask still leaks some order).
 """
 
 import math

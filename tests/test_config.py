@@ -21,6 +21,7 @@ def test_defaults_are_gpt2():
         "norm": "layernorm",
         "mlp": "gelu",
         "qk_norm": False,
+        "zero_init": False,
         "tie_embeddings": True,
         "bias": True,
         "dropout": 0.0,

@@ -157,6 +157,13 @@ def test_evaluate_both_splits(tmp_path):
     assert list(found.values()) == pytest.approx([math.log(4), math.log(4), 4.0, 2 / (7 / 4)], rel=64 * ULP)
 
 
+def test_the_whole_of_validation_and_a_fifth_as_much_of_training(tmp_path):
+    """26 targets in windows of 4 are 7 windows; a fifth, rounded up, is 2."""
+    data, spy = Dataset(write_corpus(tmp_path, "abcd" * 50, "abc" * 9)), Spy(context_length=4, vocab_size=4)
+    evaluate(spy, data, 2, 0)
+    assert sum(batch.numel() for batch in spy.seen) == 2 * 4 + 26
+
+
 def test_perplexity_does_not_overflow(tmp_path):
     class Lost(Spy):
         def forward(self, tokens_BT):

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("model", "data", "configs", "training", "viz")
 COMMANDS = ("train.py", "sample.py", "attention_map.py")
-RUN = ("numpy", "torch", "safetensors", "tqdm", "tyro", "wandb", "matplotlib")
+RUN = ("numpy", "torch", "tqdm", "tyro", "wandb", "matplotlib")
 
 ALLOWED = {
     "errors.py": set(),

@@ -275,9 +275,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, data):
 def test_a_corpus_shorter_than_the_context(tmp_path):
     data = write_corpus(tmp_path / "d", "short text " * 2, "and")
     _, error = command("train.py", "nanogpt-cpu", "--data", data, "--out", tmp_path / "r", "--context-length", 64, code=2)
-    assert error == (
-        "error: the train split has 22 tokens, a window needs 65: use a longer text or a shorter --context-length\n"
-    )
+    assert error == ("error: the train split has 22 tokens, a window needs 65: use a longer text or a shorter --context-length\n")
     assert not (tmp_path / "r").exists()
 
 

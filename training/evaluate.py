@@ -57,10 +57,13 @@ def split_loss(
 def evaluate(
     model: nn.Module, dataset: Dataset, batch_size: int, n_window: int, processes: Processes | None = None
 ) -> dict[str, float]:
-    """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as in `split_loss`."""
-    train_loss, val_loss = (
-        split_loss(model, dataset.tokens[split], batch_size, n_window, processes) for split in ("train", "val")
-    )
+    """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as in `split_loss`.
+
+    With `n_window` 0 val_loss is of the whole split, and train_loss, beside it for comparison, of a fifth as many windows.
+    """
+    fifth = -(-len(split_windows(dataset.tokens["val"], model.config.context_length)) // 5)
+    train_loss = split_loss(model, dataset.tokens["train"], batch_size, n_window or fifth, processes)
+    val_loss = split_loss(model, dataset.tokens["val"], batch_size, n_window, processes)
     return {
         "train_loss": train_loss,
         "val_loss": val_loss,

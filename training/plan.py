@@ -305,7 +305,8 @@ def time_steps(plan: Plan) -> dict[str, float]:
         laps.append([b - a for a, b in itertools.pairwise(clock)])
     forward, backward, update = (statistics.median(column) for column in zip(*laps[1:], strict=True))
     step = plan.n_micro * optim.micro_batch_size / rows * (forward + backward) + update
-    windows = 2 * run.eval_batches * optim.batch_size or (plan.n_token or 0) / context_length / 0.9  # of both splits
+    whole = (plan.n_token or 0) / 9 / context_length  # windows of validation, a tenth of all, of which 0 batches means all
+    windows = 2 * run.eval_batches * optim.batch_size or 1.2 * whole
     return {"rate": rate, "rows": rows, "step": step, "evaluation": windows / plan.processes / rows * forward}
 
 

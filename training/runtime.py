@@ -98,16 +98,6 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
     return torch.autocast(device.partition(":")[0], dtype=DTYPES[precision])
 
 
-def cast_for_sampling(model: nn.Module, precision: str) -> None:
-    """Keep the weights of linear layers in `precision`, in place: half the memory to read for each token, and no cast on the way.
-
-    To be run under `autocast`; norms, embeddings and softmax stay in float32.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(module.weight.detach().to(DTYPES[precision]), requires_grad=False)  # unties it, too
-
-
 def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
     """The compiled model, or, in one line of warning, the eager one where compiling fails.
 

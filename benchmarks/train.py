@@ -1,0 +1,303 @@
+"""Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds go, start-up, a GPU's figures.
+
+    python -m benchmarks.train                              # all but best: about 25 minutes on two cores
+    python -m benchmarks.train speedrun --rounds 3          # goals of time and of loss, whole processes, alternating
+    python -m benchmarks.train best                         # speedrun-best once: 15 minutes, the curve of its best loss
+
+Every loss is the whole-split loss. Needs tinyshakespeare: python -m data.prepare tinyshakespeare
+"""
+
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.machine import RESULTS, TINYSHAKESPEARE, cpu_precisions, parser, publish, run_training, spread
+from configs import PRESETS, Config, OptimConfig
+from model.config import ModelConfig
+from model.gpt import GPT
+from training import runtime
+from training.evaluate import cross_entropy
+from training.optimizer import make_optimizers
+
+SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
+NANOGPT_SECONDS, NANOGPT_RATE, NANOGPT_LOSS = 93.0, 180e9, 1.898
+"""nanoGPT's own CPU recipe took 93 s where a float32 product ran at 180 GFLOP/s; its checkpoint's whole-split loss."""
+ONCE = ("--eval-every", 0, "--eval-batches", 0, "--save-every", 0)
+RUNS = {
+    "nanogpt-cpu": ("nanogpt-cpu", *ONCE),
+    "speedrun-cpu": ("speedrun-cpu",),
+    "speedrun-cpu, larger": ("speedrun-cpu", "--d-model", 128, "--max-steps", 1200),
+}
+SMALL_GPT2 = ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=256)
+
+
+def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
+    """Whole processes of train.py, from start to exit, one after the other in each round."""
+    found: dict[str, list[dict]] = {name: [] for name in RUNS}
+    rates = []
+    for _ in range(rounds):
+        for name, arguments in RUNS.items():
+            rates.append(runtime.matrix_rate("cpu", "float32", 2048))
+            found[name].append(run_training(*arguments, "--seed", 1337 + len(found[name]), "--data", data))
+            print(f"{name}: {found[name][-1]['seconds']:.1f} s, loss {found[name][-1]['val_loss']:.4f}", file=sys.stderr)
+    seconds = {name: [run["seconds"] for run in runs] for name, runs in found.items()}
+    losses = {name: [run["val_loss"] for run in runs] for name, runs in found.items()}
+    scaled = NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates)
+    yardstick = min(scaled, statistics.median(seconds["nanogpt-cpu"]))
+    rows = [
+        {
+            "run": f"`train.py {' '.join(map(str, RUNS[name]))}`",
+            "seconds, start to exit": spread(seconds[name]),
+            "whole-split loss": spread(losses[name], ".4f"),
+            "share of the yardstick's time": f"{statistics.median(seconds[name]) / yardstick:.2f}",
+        }
+        for name in RUNS
+    ]
+    notes = (
+        f"Yardstick: {yardstick:.1f} s, the lesser of nanogpt-cpu's {statistics.median(seconds['nanogpt-cpu']):.1f} s and "
+        f"nanoGPT's own {NANOGPT_SECONDS:.0f} s x 180 / {statistics.median(rates) / 1e9:.0f} GFLOP/s = {scaled:.1f} s; "
+        f"its loss is {NANOGPT_LOSS}."
+    )
+    return rows, {"seconds": seconds, "losses": losses, "rates": rates, "yardstick": yardstick}, notes
+
+
+def make_step(config: ModelConfig, optim: OptimConfig, vocab_size: int, precision: str, compiled: bool) -> Callable[[], None]:
+    """A function that makes one update on random tokens, as train.py does."""
+    torch.manual_seed(0)
+    model = GPT(config, vocab_size)
+    optimizers = make_optimizers(model, optim, precision)
+    tokens = torch.randint(vocab_size, (optim.batch_size, config.context_length))
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        with runtime.autocast("cpu", precision):
+            loss = cross_entropy(forward(tokens), tokens)
+        loss.backward()
+        runtime.clip_gradients(model, optim.grad_clip).item()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def plain_loop() -> Callable[[], None]:
+    """The same model in float32, eager, with PyTorch's AdamW as it comes."""
+    torch.manual_seed(0)
+    model = GPT(SMALL_GPT2, 65)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(65, (8, SMALL_GPT2.context_length))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(tokens), tokens).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
+    """The 10.7M-parameter GPT-2: tokens per second, and the share of the matrix rate at 6 N + 12 n_layer d_model T a token."""
+    optim = OptimConfig(batch_size=8)
+    steps = {"eager float32, plain loop": ("float32", plain_loop())}
+    for precision in cpu_precisions():
+        for compiled in (False, True):
+            name = f"{precision}, {'compiled' if compiled else 'eager'}"
+            steps[name] = (precision, make_step(SMALL_GPT2, optim, 65, precision, compiled))
+    laps: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(max(3, rounds) * 2 + 1):  # the first is a warm-up
+        for name, (_, step) in steps.items():
+            began = time.perf_counter()
+            step()
+            if number:
+                laps[name].append(time.perf_counter() - began)
+    n_token = 8 * SMALL_GPT2.context_length
+    work = runtime.flops_per_token(GPT(SMALL_GPT2, 65)) * n_token
+    rates = {precision: runtime.matrix_rate("cpu", precision, 2048) for precision in cpu_precisions()}
+    base = statistics.median(laps["eager float32, plain loop"])
+    rows = [
+        {
+            "10.7M GPT-2, batch 8 x 256, AdamW": name,
+            "tokens/s": spread([n_token / lap for lap in laps[name]], ",.0f"),
+            "times plain": f"{base / statistics.median(laps[name]):.2f}",
+            "share of the precision's matrix rate": f"{work / statistics.median(laps[name]) / rates[precision]:.0%}",
+        }
+        for name, (precision, _) in steps.items()
+    ]
+    notes = "" if len(rates) > 1 else "This CPU multiplies no bfloat16 natively, so its rows are absent."
+    return rows, {"seconds": laps, "matrix_rates": rates, "flops_per_step": work}, notes
+
+
+KINDS = {
+    "matrix products of the model": ("aten::mm", "aten::addmm"),
+    "matrix products of Muon": ("aten::bmm", "aten::baddbmm"),
+    "attention": (
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+}
+
+
+def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
+    """Where a step of speedrun-cpu goes, by torch.profiler, and the floor: its products' FLOPs at the matrix rate."""
+    config: Config = PRESETS["speedrun-cpu"][1]
+    precision = runtime.best_precision("cpu")
+    step = make_step(config.model, config.optim, 65, precision, compiled=False)
+    laps = []
+    for _ in range(20):
+        began = time.perf_counter()
+        step()
+        laps.append(time.perf_counter() - began)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(10):
+            step()
+    spent: Counter[str] = Counter()
+    for event in profiler.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if event.key in names), "")
+        spent[kind or ("element-wise, norms, copies" if event.key.startswith("aten::") else "autograd and Python")] += (
+            event.self_cpu_time_total / 1e4
+        )
+    measured = statistics.median(laps[5:]) * 1e3
+    rate = runtime.matrix_rate("cpu", precision, 2048)
+    model = GPT(config.model, 65)
+    floor = runtime.flops_per_token(model) * config.optim.batch_size * config.model.context_length / rate * 1e3
+    muon = sum(muon_flops(p.shape) for p in model.blocks.parameters() if p.ndim == 2) / rate * 1e3
+    floors = {"matrix products of the model": floor, "matrix products of Muon": muon}
+    rows = [
+        {
+            "speedrun-cpu, a step": kind,
+            "ms": f"{value:.1f}",
+            "floor, ms": f"{floors[kind]:.1f}" if kind in floors else "",
+        }
+        for kind, value in spent.most_common()
+    ]
+    rows.append(
+        {
+            "speedrun-cpu, a step": "all, measured without the profiler",
+            "ms": f"{measured:.1f}",
+            "floor, ms": f"{floor + muon:.1f}",
+        }
+    )
+    notes = f"Floor: FLOPs at the {precision} rate of a 2048-wide product; attention's two products count as the model's."
+    return rows, {"milliseconds": dict(spent), "step": measured, "floor": floors}, notes
+
+
+def muon_flops(shape: torch.Size, n_step: int = 5) -> float:
+    """Of one orthogonalisation of an m x n matrix, m <= n: each step makes X X^T, its square, and a product with X."""
+    m, n = sorted(shape)
+    return n_step * (4 * m * m * n + 2 * m**3)
+
+
+def startup(rounds: int, data: Path) -> tuple[list[dict], object, str]:
+    """Seconds of `train.py --help`, and from launch to the end of a run of a single step (evaluation and files included)."""
+    import subprocess
+
+    helps, firsts = [], []
+    for _ in range(max(3, rounds)):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "train.py", "--help"], check=True, capture_output=True)
+        helps.append(time.perf_counter() - began)
+        quiet = ("--eval-batches", 1, "--sample-tokens", 0, "--probe-tokens", 0)
+        firsts.append(run_training("nanogpt-cpu", "--stop-at", 1, "--log-every", 1, *quiet, "--data", data)["seconds"])
+    rows = [
+        {"start-up": "`train.py --help`", "seconds": spread(helps, ".2f")},
+        {"start-up": "`train.py nanogpt-cpu`, launch to exit after one step", "seconds": spread(firsts, ".2f")},
+    ]
+    return rows, {"help": helps, "first_step": firsts}, ""
+
+
+def gpu(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
+    """GPT-2 124M on CUDA: bfloat16, fused attention, compiled."""
+    if not torch.cuda.is_available():
+        return [], None, "GPU: none at hand, so nothing was measured on one."
+    config = ModelConfig()
+    model = GPT(config, 50_304).cuda()
+    optimizers = make_optimizers(model, OptimConfig(), "bfloat16")
+    tokens = torch.randint(50_257, (16, config.context_length), device="cuda")
+    compiled = torch.compile(model)
+    laps = []
+    for number in range(10 + 10 * rounds):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        with runtime.autocast("cuda", "bfloat16"):
+            loss = cross_entropy(compiled(tokens), tokens)
+        loss.backward()
+        runtime.clip_gradients(model, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        if number >= 10:
+            laps.append(time.perf_counter() - began)
+    rates = [tokens.numel() / lap for lap in laps]
+    peak = runtime.matrix_rate("cuda", "bfloat16", 8192)
+    share = runtime.flops_per_token(model) * statistics.median(rates) / peak
+    rows = [
+        {
+            "GPT-2 124M, batch 16 x 1,024, bfloat16, compiled": runtime.device_name("cuda"),
+            "tokens/s": spread(rates, ",.0f"),
+            "MFU": f"{share:.0%}",
+        }
+    ]
+    return rows, {"seconds": laps, "matrix_rate": peak}, "MFU: against the measured rate of an 8192-wide bfloat16 product."
+
+
+def best(_rounds: int, data: Path) -> tuple[list[dict], object, str]:
+    """speedrun-best once: the curve of the best loss so far over the time since its start."""
+    run = run_training("speedrun-best", "--data", data)
+    clock, curve, lowest = 0.0, [], float("inf")
+    for record in run["log"]:
+        if record["kind"] == "train":
+            clock += sum(record["seconds"].values())  # since the record before; an evaluation counts into the next
+        elif record["kind"] == "eval" and record["val_loss"] < lowest:
+            lowest = record["val_loss"]
+            curve.append({"step": record["step"], "minutes": clock / 60, "best_loss": lowest})
+    rows = [
+        {"minutes": f"{p['minutes']:.1f}", "step": f"{p['step']:,}", "best whole-split loss": f"{p['best_loss']:.4f}"}
+        for p in curve
+    ]
+    plot(curve, RESULTS / "best.png")
+    return (
+        rows,
+        {"seconds": run["seconds"], "curve": curve},
+        f"Start to exit: {run['seconds'] / 60:.1f} minutes. Curve: {RESULTS / 'best.png'}",
+    )
+
+
+def plot(curve: list[dict], out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    axes.plot([p["minutes"] for p in curve], [p["best_loss"] for p in curve], marker=".")
+    axes.axhline(1.4697, color="grey", linestyle="--", linewidth=1, label="nanoGPT's GPU recipe, 1.4697")
+    axes.set(xlabel="minutes on this machine", ylabel="best whole-split loss", ylim=(1.4, 2.0))
+    axes.legend()
+    figure.savefig(out, dpi=120)
+
+
+def main() -> None:
+    command = parser(__doc__, "train")
+    command.add_argument("sections", nargs="*", choices=[*SECTIONS, "best", []], default=[], help="default: all but best")
+    command.add_argument("--rounds", type=int, default=3)
+    command.add_argument("--data", type=Path, default=TINYSHAKESPEARE)
+    arguments = command.parse_args()
+    tables, record, notes = {}, {}, []
+    for section in arguments.sections or SECTIONS:
+        rows, record[section], note = globals()[section](arguments.rounds, arguments.data)
+        tables[section] = rows
+        notes += [note] if note else []
+    publish(arguments.out, tables, record, "\n\n".join(notes))
+
+
+if __name__ == "__main__":
+    main()

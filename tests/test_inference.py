@@ -1,0 +1,96 @@
+"""A model laid out for drawing is the same function, for any number of rows and threads."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from model.attention import KVCache
+from model.generate import generate
+from training.inference import SlabLinear, prepare_for_sampling
+from training.runtime import autocast
+
+MODERN = {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "tie_embeddings": False, "bias": False}
+SHAPES = pytest.mark.parametrize(
+    "options", [{}, MODERN, {"window": 3}, {"bias": False}], ids=["gpt2", "modern", "window", "no bias"]
+)
+LEAD = pytest.mark.parametrize("lead", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (7,)])
+
+
+def laid_out(model, precision="float32", threads=1):
+    """A copy of `model`, laid out as on a machine with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        other = copy.deepcopy(model)
+        prepare_for_sampling(other, precision)
+    finally:
+        torch.set_num_threads(before)
+    return other
+
+
+@LEAD
+@pytest.mark.parametrize("n_slab", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(12, 6), (6, 12), (6, 6), (7, 6), (5, 12), (13, 10), (65, 30)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_slab_layer_is_a_linear_layer(lead, n_slab, shape, bias):
+    """x W^T + b in float64, whether the slabs divide the matrix evenly or not."""
+    n_out, n_in = shape
+    weight, b = torch.randn(shape, dtype=torch.float64), torch.randn(n_out, dtype=torch.float64) if bias else None
+    x = torch.randn(*lead, n_in, dtype=torch.float64)
+    expected = torch.einsum("...i,oi->...o", x, weight) + (b if bias else 0)
+    assert_close(SlabLinear(weight, b, n_slab)(x), expected, rtol=0, atol=1e-12)
+    assert_close(SlabLinear(weight, b, n_slab)(x.mT.contiguous().mT), expected, rtol=0, atol=1e-12)  # of any strides
+
+
+def test_one_row_is_read_along_the_longer_side():
+    """Memory is read in stretches as long as the matrix's longer side, and there is one copy of the weights."""
+    up, down = (SlabLinear(torch.randn(shape), None, 2) for shape in ((32, 8), (8, 32)))
+    assert up.by_input.stride() == (4 * 32, 32, 1)
+    assert up.by_input.data_ptr() == up.by_output.data_ptr()
+    assert down.by_input is None
+    assert down.by_output.stride() == (4 * 32, 1, 32)
+
+
+@torch.no_grad()
+@SHAPES
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_logits(tiny, options, threads):
+    """float32 throughout: some hundred roundings of numbers up to 10."""
+    model = tiny(d_model=12, **options).float()
+    other, tokens = laid_out(model, threads=threads), torch.randint(11, (3, 6))
+    assert_close(other(tokens), model(tokens), rtol=0, atol=2e-5)
+    cache = KVCache(1, 8)
+    for step in range(6):
+        assert_close(other(tokens[:1, step : step + 1], cache=cache)[:, 0], model(tokens[:1])[:, step], rtol=0, atol=2e-5)
+
+
+@SHAPES
+def test_the_same_text(tiny, options):
+    model = tiny(**options).float()
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 1]]
+    for part in (prompts, prompts[:1]):
+        drawn = [list(generate(m, part, 12, temperature=0)) for m in (model, laid_out(model, threads=2))]
+        assert drawn[0] == drawn[1]
+
+
+@torch.no_grad()
+def test_bfloat16_is_of_weights_and_products_alone(tiny):
+    """Linear layers are kept in bfloat16, one for queries, keys and values; embeddings, norms and biases stay as they were."""
+    model = tiny(d_model=16, n_head=2).float()
+    other, tokens = laid_out(model, "bfloat16"), torch.randint(11, (2, 6))
+    dtypes = {name: parameter.dtype for name, parameter in other.named_parameters()}
+    kept = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
+    layers = ("attention.merged", "attention.project", "mlp.up", "mlp.project")
+    assert kept == {"unembed.weight", *(f"blocks.{i}.{layer}.weight" for i in (0, 1) for layer in layers)}
+    assert other.embed.weight.dtype == torch.float32
+    with autocast("cpu", "bfloat16"):
+        assert_close(other(tokens).float(), model(tokens).float(), rtol=0.02, atol=0.05)
+
+
+def test_other_devices_keep_linear_layers(tiny, device):
+    """Slabs are for a CPU's threads: elsewhere the merged layer is a plain one."""
+    model = tiny().float().to(device)
+    prepare_for_sampling(model, "float32")
+    assert isinstance(model.blocks[0].attention.merged, SlabLinear) is (device.type == "cpu")

@@ -1,0 +1,82 @@
+"""A trained model made ready to draw tokens: the same function, its weights laid out for a few rows at a time."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from model.attention import CausalSelfAttention
+from model.gpt import GPT
+from training.runtime import DTYPES
+
+
+def prepare_for_sampling(model: GPT, precision: str) -> None:
+    """Lay the linear layers out for drawing tokens, in place; the model can't be trained afterwards.
+
+    Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and values become one product, and
+    weights are kept in `precision` (norms, embeddings and softmax stay in float32: to be run under `autocast`). In float32 on a
+    CPU the products are shared out among the threads, see `SlabLinear`.
+    """
+    slabs = precision == "float32" and model.embed.weight.device.type == "cpu"
+
+    def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """One layer that does what `layers`, side by side, do."""
+        weight = torch.cat([layer.weight.detach() for layer in layers]).to(DTYPES[precision])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+        if slabs:
+            return SlabLinear(weight, bias, torch.get_num_threads())
+        merged = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
+        merged.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            merged.bias = nn.Parameter(bias, requires_grad=False)
+        return merged
+
+    for module in list(model.modules()):
+        if isinstance(module, CausalSelfAttention):
+            module.merged = laid_out(module.query, module.key, module.value)
+            del module.query, module.key, module.value
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is nn.Linear and name != "merged":
+                delattr(module, name)
+                setattr(module, name, laid_out(layer))
+
+
+class SlabLinear:
+    """x W^T + b for few rows x on a CPU, with W cut into a slab for each thread.
+
+    A product with one row reads all of W and uses each number once; the library reads it with a single thread. Here a batched
+    product gives each thread a slab of its own: a share of the outputs, or, for one row and a matrix with fewer inputs than
+    outputs, a share of the inputs, the parts summed at the end. Either way memory is read along the matrix's longer side. (No
+    nn.Module: at this size its call costs as much as a small product.)
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, n_slab: int):
+        self.n_out, self.n_in = weight.shape
+        self.n_slab, width = n_slab, -(-self.n_out // n_slab)  # of a slab, rounded up
+        padding = n_slab * width - self.n_out
+        self.is_padded = padding > 0
+        weight = torch.cat((weight, weight.new_zeros(padding, self.n_in)))
+        bias = weight.new_zeros(self.n_out) if bias is None else bias
+        bias = torch.cat((bias, bias.new_zeros(padding)))
+        self.output_bias = bias.view(n_slab, 1, width)
+        self.by_input = None
+        if self.n_in >= self.n_out or self.n_in % n_slab:
+            self.by_output = weight.view(n_slab, width, self.n_in).mT  # (n_slab, n_in, width)
+        else:
+            whole = weight.t().contiguous()
+            self.by_output = whole.view(self.n_in, n_slab, width).transpose(0, 1)
+            self.by_input = whole.view(n_slab, self.n_in // n_slab, -1)  # the same numbers
+            self.input_bias = torch.stack((bias, *bias.new_zeros(n_slab - 1, len(bias))))[:, None]  # summed, it counts once
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., n_in) -> (..., n_out)."""
+        n_row = x.numel() // self.n_in
+        if n_row == 1 and self.by_input is not None:
+            parts = torch.baddbmm(self.input_bias, x.view(self.n_slab, 1, -1), self.by_input)
+            out = torch.add(*parts) if self.n_slab == 2 else parts.sum(0)  # a sum has much to set up
+        else:
+            rows = x.reshape(n_row, self.n_in).expand(self.n_slab, n_row, self.n_in)
+            out = torch.baddbmm(self.output_bias, rows, self.by_output).transpose(0, 1)
+        out = out.reshape(*x.shape[:-1], -1)
+        return out[..., : self.n_out] if self.is_padded else out
