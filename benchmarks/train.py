@@ -296,7 +296,8 @@ def main() -> None:
         rows, record[section], note = globals()[section](arguments.rounds, arguments.data)
         tables[section] = rows
         notes += [note] if note else []
-    publish(arguments.out, tables, record, "\n\n".join(notes))
+    out = arguments.out.with_name("-".join([arguments.out.name, *arguments.sections]))
+    publish(out, tables, record, "\n\n".join(notes))
 
 
 if __name__ == "__main__":

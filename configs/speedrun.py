@@ -24,13 +24,13 @@ PRESETS = {
     "speedrun-best": (
         "nanoGPT's GPU loss, 1.47, in a quarter of an hour; needs tinyshakespeare-char",
         Config(
-            model=ModelConfig(n_layer=3, n_head=6, d_model=192, context_length=256, dropout=0.1, **MODERN),
+            model=ModelConfig(n_layer=4, n_head=5, d_model=160, context_length=256, **MODERN),
             data=DATA,
             optim=OptimConfig(
-                **{"optimizer": "muon", "lr": 7e-3, "warmup_steps": 50, "max_steps": 3000, "schedule": "linear"},
-                **{"batch_size": 8, "beta2": 0.99, "grad_clip": 0.0},
+                **{"optimizer": "muon", "lr": 7e-3, "warmup_steps": 50, "max_steps": 2800, "schedule": "linear"},
+                **{"batch_size": 8, "beta2": 0.99, "weight_decay": 0.2, "grad_clip": 0.0},
             ),
-            run=RunConfig(eval_every=500, eval_batches=0, save_every=500),
+            run=RunConfig(compile="on", eval_every=350, eval_batches=0, save_every=700),
         ),
     ),
 }

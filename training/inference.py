@@ -73,7 +73,7 @@ class SlabLinear:
         """(..., n_in) -> (..., n_out)."""
         n_row = x.numel() // self.n_in
         if n_row == 1 and self.by_input is not None:
-            parts = torch.baddbmm(self.input_bias, x.view(self.n_slab, 1, -1), self.by_input)
+            parts = torch.baddbmm(self.input_bias, x.reshape(self.n_slab, 1, -1), self.by_input)
             out = torch.add(*parts) if self.n_slab == 2 else parts.sum(0)  # a sum has much to set up
         else:
             rows = x.reshape(n_row, self.n_in).expand(self.n_slab, n_row, self.n_in)
