@@ -82,4 +82,5 @@ def run_training(*arguments: object) -> dict[str, Any]:
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
         log = read_log(Path(folder, "run", "log.jsonl"))
-    return {"seconds": seconds, "log": log, "val_loss": [r["val_loss"] for r in log if r["kind"] == "eval"][-1]}
+    losses = [record["val_loss"] for record in log if record["kind"] == "eval"]  # none where a run ended early
+    return {"seconds": seconds, "log": log, "val_loss": losses[-1] if losses else None}

@@ -31,7 +31,7 @@ ONCE = ("--eval-every", 0, "--eval-batches", 0, "--save-every", 0)
 RUNS = {
     "nanogpt-cpu": ("nanogpt-cpu", *ONCE),
     "speedrun-cpu": ("speedrun-cpu",),
-    "speedrun-cpu, larger": ("speedrun-cpu", "--d-model", 128, "--max-steps", 1200),
+    "speedrun-cpu, larger": ("speedrun-cpu", "--n-layer", 3, "--d-model", 96, "--max-steps", 1260),
 }
 SMALL_GPT2 = ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=256)
 
