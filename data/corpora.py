@@ -41,6 +41,7 @@ from typing import BinaryIO
 from errors import UserError
 
 CHUNK_BYTES = 1 << 18  # what becomes of a chunk stays in the processor's cache: three times as fast as 1 << 20
+HASHED_AT_ONCE = 1 << 18  # bytes that are worth a thread's attention
 CACHE = Path(__file__).parent / "cache"
 BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
     codecs.BOM_UTF8: "utf-8",
@@ -215,20 +216,26 @@ class Corpus:
 
 
 class _Digest:
-    """SHA-256, computed in a thread beside: hashlib lets go of the interpreter's lock."""
+    """SHA-256, computed in a thread beside, as hashlib lets go of the interpreter's lock; small chunks are gathered first."""
 
     def __init__(self, pool: ThreadPoolExecutor):
         self._hash, self._pool = hashlib.sha256(), pool
+        self._held = bytearray()
         self._pending: deque[Future] = deque()
 
     def update(self, chunk: bytes) -> None:
         """Hash `chunk` soon, behind those before it; of chunks that wait there are few."""
-        self._pending.append(self._pool.submit(self._hash.update, chunk))
+        self._held += chunk
+        if len(self._held) >= HASHED_AT_ONCE:
+            self._pending.append(self._pool.submit(self._hash.update, self._held))
+            self._held = bytearray()
         if len(self._pending) > 8:
             self._pending.popleft().result()
 
     def hexdigest(self) -> str:
         """Of all chunks so far."""
+        self._pending.append(self._pool.submit(self._hash.update, self._held))
+        self._held = bytearray()
         while self._pending:
             self._pending.popleft().result()
         return self._hash.hexdigest()
