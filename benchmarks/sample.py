@@ -137,7 +137,7 @@ def main() -> None:
         arguments.out.with_name(f"{arguments.out.name}-{arguments.size}"),
         {title: rows},
         {"rates": record, "bound": bound, "edge": edge},
-        notes,
+        "\n\n".join(notes),
     )
 
 
