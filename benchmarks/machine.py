@@ -61,9 +61,9 @@ def publish(out: Path, sections: dict[str, list[dict]], record: Any, notes: str 
     text = "\n\n".join([machine, *tables, *([notes] if notes else [])]) + "\n"
     print(text)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    out.with_suffix(".json").write_text(json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {out.with_suffix('.md')} and {out.with_suffix('.json')}")
+    Path(f"{out}.md").write_text(text, encoding="utf-8")
+    Path(f"{out}.json").write_text(json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {out}.md and {out}.json")
 
 
 def spread(values: list[float], form: str = ",.1f") -> str:

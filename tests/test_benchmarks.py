@@ -19,10 +19,10 @@ def test_spread_is_the_median_and_the_ends():
 
 def test_published_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(machine, "describe_machine", lambda: "a machine")
-    machine.publish(tmp_path / "new" / "x", {"One": [{"a": 1, "b": 2}], "None": []}, {"figure": 3}, "A note.")
-    text = (tmp_path / "new" / "x.md").read_text()
+    machine.publish(tmp_path / "new" / "x-1.5", {"One": [{"a": 1, "b": 2}], "None": []}, {"figure": 3}, "A note.")
+    text = (tmp_path / "new" / "x-1.5.md").read_text()
     assert text == "a machine\n\n## One\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nA note.\n"
-    assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"machine": "a machine", "figures": {"figure": 3}}
+    assert json.loads((tmp_path / "new" / "x-1.5.json").read_text()) == {"machine": "a machine", "figures": {"figure": 3}}
     assert text in capsys.readouterr().out
 
 
