@@ -8,6 +8,7 @@ Every loss is the whole-split loss. Needs tinyshakespeare: python -m data.prepar
 """
 
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -196,8 +197,6 @@ def muon_flops(shape: torch.Size, n_step: int = 5) -> float:
 
 def startup(rounds: int, data: Path) -> tuple[list[dict], object, str]:
     """Seconds of `train.py --help`, and from launch to the end of a run of a single step (evaluation and files included)."""
-    import subprocess
-
     helps, firsts = [], []
     for _ in range(max(3, rounds)):
         began = time.perf_counter()

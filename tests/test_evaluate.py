@@ -158,10 +158,10 @@ def test_evaluate_both_splits(tmp_path):
 
 
 def test_the_whole_of_validation_and_a_fifth_as_much_of_training(tmp_path):
-    """26 targets in windows of 4 are 7 windows; a fifth, rounded up, is 2."""
-    data, spy = Dataset(write_corpus(tmp_path, "abcd" * 50, "abc" * 9)), Spy(context_length=4, vocab_size=4)
+    """83 targets in windows of 4 are 21 windows; a fifth, rounded up, is 5 (a sixth would be 4, a quarter 6)."""
+    data, spy = Dataset(write_corpus(tmp_path, "abcd" * 50, "abc" * 28)), Spy(context_length=4, vocab_size=4)
     evaluate(spy, data, 2, 0)
-    assert sum(batch.numel() for batch in spy.seen) == 2 * 4 + 26
+    assert sum(batch.numel() for batch in spy.seen) == 5 * 4 + 83
 
 
 def test_perplexity_does_not_overflow(tmp_path):
