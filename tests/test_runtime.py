@@ -18,13 +18,14 @@ from training import runtime
 def machine(monkeypatch):
     """Pretend to be a machine: CUDA devices of some capability, MPS or not, and what the processor can do."""
 
-    def pretend(cuda=0, capability=(9, 0), mps=False, cpu=()):
+    def pretend(cuda=0, capability=(9, 0), mps=False, cpu=(), maker="AMD EPYC"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a GPU")
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **dict.fromkeys(cpu, True)})
+        able = {"avx2": True, "cpu_name": maker, **dict.fromkeys(cpu, True)}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
 
     return pretend
 
@@ -47,6 +48,8 @@ def resolved(**fields):
         ({"mps": True, "cpu": ["bf16"]}, "mps", "float32"),
         ({"cpu": ["avx512_bf16"]}, "cpu", "bfloat16"),
         ({"cpu": ["amx_bf16"]}, "cpu", "bfloat16"),
+        ({"cpu": ["avx512_bf16"], "maker": "Intel Xeon"}, "cpu", "float32"),
+        ({"cpu": ["avx512_bf16", "amx_bf16"], "maker": "Intel Xeon"}, "cpu", "bfloat16"),
         ({"cpu": ["bf16"]}, "cpu", "bfloat16"),
         ({"cpu": ["avx512_f"]}, "cpu", "float32"),
         ({}, "cpu", "float32"),
@@ -188,11 +191,12 @@ def test_flops_per_token_by_hand(options, n_weight):
     assert runtime.flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
 
 
-def test_matrix_rate_is_a_rate(monkeypatch):
-    """Counted in the clock's own time: three products of 2 n^3 in the 0.5 s between two looks."""
+@pytest.mark.parametrize(("size", "lap", "width"), [(8, 0.5, 8), (300, 0.029, 300), (300, 0.031, 128), (1024, 0.5, 128)])
+def test_matrix_rate_is_a_rate(monkeypatch, size, lap, width):
+    """Counted in the clock's own time: three products of 2 n^3 between two looks; where they take long, of no wider ones."""
     now = iter(range(100))
-    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now) / 2)
-    assert runtime.matrix_rate("cpu", "float32", size=8) == pytest.approx(2 * 8**3 / (0.5 / 3))
+    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now) * lap)
+    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (lap / 3))
 
 
 # --- compiling ---
