@@ -195,18 +195,18 @@ class CausalSelfAttention(nn.Module):
         self.config, self.attend, self.merged = config, attend, None
 
     def projections(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, T, H, K) each; in one product where `training.inference` has merged their weights."""
-        shape = (*x_BTD.shape[:-1], self.config.n_head, self.config.d_head)
+        """Queries, keys and values, (B, H, T, K) each; in one product where `training.inference` has merged their weights."""
+        shape, heads = x_BTD.shape[:-1], (self.config.n_head, self.config.d_head)
         if self.merged is not None:
-            return self.merged(x_BTD).view(*shape[:-2], 3, *shape[-2:]).unbind(2)
-        return self.query(x_BTD).view(shape), self.key(x_BTD).view(shape), self.value(x_BTD).view(shape)
+            return self.merged(x_BTD).view(*shape, 3, *heads).permute(2, 0, 3, 1, 4).unbind()
+        projected = (project(x_BTD) for project in (self.query, self.key, self.value))
+        return tuple(y.view(*shape, *heads).transpose(1, 2) for y in projected)
 
     def forward(
         self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
     ) -> Tensor:
         """out_BTD. `rotation` turns queries and keys by their positions; `remember` adds keys and values to a cache."""
-
-        q_BHTK, k_BHTK, v_BHTK = (y.transpose(1, 2) for y in self.projections(x_BTD))
+        q_BHTK, k_BHTK, v_BHTK = self.projections(x_BTD)
         if self.config.qk_norm:
             q_BHTK, k_BHTK = self.query_norm(widen(q_BHTK)), self.key_norm(widen(k_BHTK))
         if rotation is not None:

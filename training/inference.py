@@ -1,13 +1,15 @@
 """A trained model made ready to draw tokens: the same function, its weights laid out for a few rows at a time."""
 
+import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
-from training.runtime import DTYPES
+from training.runtime import DTYPES, device_name
 
 
 def prepare_for_sampling(model: GPT, precision: str) -> None:
@@ -15,21 +17,17 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
 
     Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and values become one product, and
     weights are kept in `precision` (norms, embeddings and softmax stay in float32: to be run under `autocast`). In float32 on a
-    CPU the products are shared out among the threads, see `SlabLinear`.
+    CPU not made by Intel the products are shared out among the threads, see `SlabLinear`.
     """
-    slabs = precision == "float32" and model.embed.weight.device.type == "cpu"
+    slabs = precision == "float32" and model.embed.weight.device.type == "cpu" and "Intel" not in device_name("cpu")
 
     def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """One layer that does what `layers`, side by side, do."""
+        """What `layers` do, side by side. No nn.Module: its call costs as much as a small product."""
         weight = torch.cat([layer.weight.detach() for layer in layers]).to(DTYPES[precision])
         bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
         if slabs:
             return SlabLinear(weight, bias, torch.get_num_threads())
-        merged = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
-        merged.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            merged.bias = nn.Parameter(bias, requires_grad=False)
-        return merged
+        return functools.partial(F.linear, weight=weight, bias=bias)
 
     for module in list(model.modules()):
         if isinstance(module, CausalSelfAttention):
@@ -37,7 +35,7 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
             del module.query, module.key, module.value
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if type(layer) is nn.Linear and name != "merged":
+            if type(layer) is nn.Linear:
                 delattr(module, name)
                 setattr(module, name, laid_out(layer))
 
@@ -45,10 +43,10 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
 class SlabLinear:
     """x W^T + b for few rows x on a CPU, with W cut into a slab for each thread.
 
-    A product with one row reads all of W and uses each number once; the library reads it with a single thread. Here a batched
-    product gives each thread a slab of its own: a share of the outputs, or, for one row and a matrix with fewer inputs than
-    outputs, a share of the inputs, the parts summed at the end. Either way memory is read along the matrix's longer side. (No
-    nn.Module: at this size its call costs as much as a small product.)
+    A product with one row reads all of W and uses each number once; on processors other than its maker's, Intel's library (MKL)
+    reads it with a single thread. Here a batched product gives each thread a slab of its own: a share of the outputs, or, for one
+    row and a matrix with fewer inputs than outputs, a share of the inputs, the parts summed at the end. Either way memory is read
+    along the matrix's longer side.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, n_slab: int):
@@ -74,9 +72,10 @@ class SlabLinear:
         n_row = x.numel() // self.n_in
         if n_row == 1 and self.by_input is not None:
             parts = torch.baddbmm(self.input_bias, x.reshape(self.n_slab, 1, -1), self.by_input)
-            out = torch.add(*parts) if self.n_slab == 2 else parts.sum(0)  # a sum has much to set up
+            out = torch.add(*parts.unbind()) if self.n_slab == 2 else parts.sum(0)  # a sum has much to set up
         else:
-            rows = x.reshape(n_row, self.n_in).expand(self.n_slab, n_row, self.n_in)
-            out = torch.baddbmm(self.output_bias, rows, self.by_output).transpose(0, 1)
+            rows = x.reshape(1, n_row, self.n_in).expand(self.n_slab, -1, -1)
+            out = torch.baddbmm(self.output_bias, rows, self.by_output)
+            out = out if n_row == 1 else out.transpose(0, 1)
         out = out.reshape(*x.shape[:-1], -1)
         return out[..., : self.n_out] if self.is_padded else out
