@@ -124,6 +124,7 @@ def train(config) -> int:
                 best_val_loss, since_best = min(best_val_loss, losses["val_loss"]), 0 if is_best else since_best + 1
                 names = [checkpoints.BEST] * is_best
                 log.evaluation(step, losses, sample, is_best)
+                model.train()
             worn_out = 0 < run.patience <= since_best
             is_end = is_last or 0 < run.stop_at <= step or signalled or late or worn_out
             if step > recorded and (is_end or step == 0 or (run.save_every and step % run.save_every == 0)):
@@ -137,7 +138,6 @@ def train(config) -> int:
                 break
 
             # Then one update: the mean loss over the global batch, a micro-batch at a time.
-            model.train()
             loss = torch.zeros((), device=device)
             for index in range(processes.rank * n_micro, (processes.rank + 1) * n_micro):
                 with log.phase("data"):

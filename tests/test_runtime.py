@@ -2,6 +2,10 @@
 
 import dataclasses
 import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,8 @@ from errors import UserError
 from model.attention import explicit_attention, fused_attention
 from model.gpt import GPT
 from training import runtime
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -197,6 +203,30 @@ def test_matrix_rate_is_a_rate(monkeypatch, size, lap, width):
     now = iter(range(100))
     monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now) * lap)
     assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (lap / 3))
+
+
+# --- memory ---
+
+FAULTS = """
+import resource, torch
+from configs import RunConfig
+from training.runtime import set_up
+set_up(RunConfig(device="cpu", precision="float32", threads=1))
+for round in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(1 << 20) for _ in range(16)]
+    del held
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this machine's C library isn't glibc")
+@pytest.mark.parametrize("environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"MALLOC_TRIM_THRESHOLD_": "0"}])
+def test_freed_memory_is_used_again(environment):
+    """16 tensors of 4 MiB, 1,024 pages each, made a fourth time: their pages are there, unless the environment rules it out."""
+    script = [sys.executable, "-c", FAULTS]
+    found = subprocess.run(script, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (int(found.stdout) > 15_000) == bool(environment)
 
 
 # --- compiling ---
