@@ -81,7 +81,7 @@ def plot(record: list[dict], out: Path, seconds: float) -> None:
         axes.plot(statistics.median(entry["losses"]), row, "o", color="tab:blue")
     axes.set_yticks(range(len(record)), ["+ " * (row > 0) + entry["idea"] for row, entry in enumerate(record)])
     axes.invert_yaxis()
-    axes.set_xlabel(f"whole-split loss after {seconds:.0f} s of training (nats per character)")
+    axes.set_xlabel(f"whole-split loss after {seconds:.0f} s of training")
     axes.grid(axis="x", alpha=0.3)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=120)

@@ -23,7 +23,7 @@ RESULTS = ROOT / "runs" / "benchmarks"
 
 
 def cpu_precisions() -> list[str]:
-    """float32, and what the CPU multiplies natively beside it: what it only emulates would take minutes a product."""
+    """float32, and beside it bfloat16 where the CPU multiplies that faster: emulated, a product would take minutes."""
     return ["float32"] + [p for p in [best_precision("cpu")] if p != "float32"]
 
 

@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import RESULTS, ROOT, TINYSHAKESPEARE, cpu_precisions, parser, publish, run_training, spread
-from configs import PRESETS, Config, OptimConfig
+from configs import PRESETS, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
 from training import runtime
 from training.evaluate import cross_entropy
 from training.optimizer import make_optimizers
+from training.plan import vary
 
 SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
 NANOGPT_SECONDS, NANOGPT_RATE, NANOGPT_LOSS = 93.0, 180e9, 1.898
@@ -33,7 +34,7 @@ ONCE = ("--eval-every", 0, "--eval-batches", 0, "--save-every", 0)
 RUNS = {
     "nanogpt-cpu": ("nanogpt-cpu", *ONCE),
     "speedrun-cpu": ("speedrun-cpu",),
-    "larger": ("speedrun-cpu", "--n-layer", 3, "--d-model", 96),
+    "larger": ("speedrun-cpu", "--n-layer", 3, "--n-head", 3, "--d-model", 96),
 }
 SMALL_GPT2 = ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=256)
 
@@ -143,7 +144,7 @@ def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
         }
         for name, (precision, _) in steps.items()
     ]
-    notes = "" if len(rates) > 1 else "This CPU multiplies no bfloat16 natively, so its rows are absent."
+    notes = "" if len(rates) > 1 else "On this CPU bfloat16 is no faster than float32, so its rows are absent."
     return rows, {"seconds": laps, "matrix_rates": rates, "flops_per_step": work}, notes
 
 
@@ -159,8 +160,9 @@ KINDS = {
 
 def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     """Where a step of speedrun-cpu goes, by torch.profiler, and the floor: its products' FLOPs at the matrix rate."""
-    config: Config = PRESETS["speedrun-cpu"][1]
-    precision = runtime.best_precision("cpu")
+    config = runtime.resolve(vary(PRESETS["speedrun-cpu"][1], "run", device="cpu"))
+    precision = config.run.precision
+    runtime.set_up(config.run)
     step = make_step(config.model, config.optim, 65, precision, compiled=False)
     laps = []
     for _ in range(20):

@@ -26,7 +26,7 @@ def test_published_files(tmp_path, capsys, monkeypatch):
     assert text in capsys.readouterr().out
 
 
-def test_the_machine_is_timed_in_what_it_multiplies_natively(monkeypatch):
+def test_the_machine_is_timed_in_what_it_multiplies_well(monkeypatch):
     """An emulated product is a thousand times slower: a benchmark would hang on it."""
     monkeypatch.setattr(machine, "best_precision", lambda device: "float32")
     assert machine.cpu_precisions() == ["float32"]
@@ -43,6 +43,13 @@ def test_exponent_of_a_power():
 def test_muon_flops_by_hand():
     """A 2 x 3 matrix, one step: X X^T 2*2*2*3 = 24, its square 2*2*2*2 = 16, the product with X 24."""
     assert train.muon_flops(torch.Size([3, 2]), n_step=1) == 24 + 16 + 24
+
+
+def test_a_run_is_sized_to_a_time(monkeypatch):
+    """100 steps take 10 s, each of the later ones 50 ms, so that 200 more fit into 20 s."""
+    log = [{"kind": "train", "step": n, "seconds": {"forward": 0.3 if n > 50 else 2.0, "save": 0.2}} for n in range(10, 101, 10)]
+    monkeypatch.setattr(train, "run_training", lambda *_: {"seconds": 10.0, "log": [*log, {"kind": "eval", "step": 100}]})
+    assert train.steps_within(20.0, ("speedrun-cpu",), "data") == 300
 
 
 @pytest.mark.parametrize("name", train.RUNS)

@@ -91,9 +91,10 @@ def test_bfloat16_is_of_weights_and_products_alone(tiny):
     for block in other.blocks:
         layers = (block.attention.merged, block.attention.project, block.mlp.up, block.mlp.project, other.unembed)
         assert [layer.keywords["weight"].dtype for layer in layers] == [torch.bfloat16] * 5
-    assert {parameter.dtype for parameter in other.parameters()} == {torch.float32}
-    assert {name for name, _ in other.named_parameters()} == {
-        name for name, _ in model.named_parameters() if "norm" in name or name.startswith(("embed", "positions"))
+        kept = (block.attention_norm, block.mlp_norm, other.norm)
+        assert [norm.keywords[name].dtype for norm in kept for name in ("weight", "bias")] == [torch.float32] * 6
+    assert {name: parameter.dtype for name, parameter in other.named_parameters()} == {
+        name: torch.float32 for name, _ in model.named_parameters() if name.startswith(("embed", "positions"))
     }
     with autocast("cpu", "bfloat16"):
         assert_close(other(tokens).float(), model(tokens).float(), rtol=0.02, atol=0.05)

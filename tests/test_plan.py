@@ -323,7 +323,7 @@ def test_time_is_that_of_all_micro_batches(monkeypatch):
     assert times["rows"] == 4
     assert times["step"] == 16 * 2 + 1
     assert times["evaluation"] == 2 * 3 * 64 / 4  # both splits
-    assert times["rate"] == pytest.approx(3 * 2 * 128**3)  # three products a second, too slow for wider ones
+    assert times["rate"] == pytest.approx(3 * 2 * 128**3)  # three products a second: no wider ones are tried
 
 
 def test_what_takes_too_long_is_not_timed(monkeypatch):

@@ -1,6 +1,7 @@
 """What is chosen for a machine, made up by pretending to have it; and that compiling and recomputing change no result."""
 
 import dataclasses
+import itertools
 import os
 import platform
 import subprocess
@@ -197,12 +198,13 @@ def test_flops_per_token_by_hand(options, n_weight):
     assert runtime.flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
 
 
-@pytest.mark.parametrize(("size", "lap", "width"), [(8, 0.5, 8), (300, 0.029, 300), (300, 0.031, 128), (1024, 0.5, 128)])
-def test_matrix_rate_is_a_rate(monkeypatch, size, lap, width):
-    """Counted in the clock's own time: three products of 2 n^3 between two looks; where they take long, of no wider ones."""
-    now = iter(range(100))
-    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now) * lap)
-    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (lap / 3))
+@pytest.mark.parametrize(("size", "n_short", "width"), [(8, 0, 8), (300, 0, 300), (0, 0, 128), (0, 1, 256), (0, 2, 512)])
+def test_matrix_rate_is_a_rate(monkeypatch, size, n_short, width):
+    """Counted in the clock's own time: three products of 2 n^3 between two looks, of the width at which they first take long."""
+    ticks = iter([0.001] * 8 * n_short + [0.002] * 8)  # two looks a lap, four laps a width
+    now = itertools.accumulate(ticks)
+    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now))
+    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (0.002 / 3))
 
 
 # --- memory ---

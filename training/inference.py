@@ -22,7 +22,7 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
     slabs = precision == "float32" and model.embed.weight.device.type == "cpu" and "Intel" not in device_name("cpu")
 
     def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """What `layers` do, side by side. No nn.Module: its call costs as much as a small product."""
+        """What `layers` do, side by side."""
         weight = torch.cat([layer.weight.detach() for layer in layers]).to(DTYPES[precision])
         bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
         if slabs:
@@ -33,11 +33,21 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
         if isinstance(module, CausalSelfAttention):
             module.merged = laid_out(module.query, module.key, module.value)
             del module.query, module.key, module.value
+
+    def called(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+        """The function of a linear layer or a norm, its weights given. Small as they are, a module's call costs as much."""
+        if isinstance(layer, nn.Linear):
+            return laid_out(layer)
+        options = {"normalized_shape": layer.normalized_shape, "weight": layer.weight, "eps": layer.eps}
+        if isinstance(layer, nn.RMSNorm):
+            return functools.partial(torch.rms_norm, **options)
+        return functools.partial(torch.layer_norm, bias=layer.bias, **options)
+
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if type(layer) is nn.Linear:
+            if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
-                setattr(module, name, laid_out(layer))
+                setattr(module, name, called(layer))
 
 
 class SlabLinear:

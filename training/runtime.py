@@ -22,8 +22,8 @@ ATTENTION: dict[str, Attend] = {"fused": fused_attention, "explicit": explicit_a
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_PAYS_AFTER = 1000
 """Steps from which compiling, a minute at most, is paid back on a GPU."""
-LONG_PRODUCT = 0.01
-"""Seconds of one product beyond which `matrix_rate` tries no wider one."""
+LONG_PRODUCT = 5e-4
+"""Seconds of a product that is large enough to tell the hardware's rate."""
 
 
 def device_name(device: str) -> str:
@@ -160,12 +160,13 @@ def recompute_blocks(model: nn.Module) -> None:
         block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
 
 
-def matrix_rate(device: str, precision: str, size: int = 1024) -> float:
+def matrix_rate(device: str, precision: str, size: int = 0) -> float:
     """FLOPs per second of a product of two square matrices here and now: the best of a few.
 
-    Widths are doubled up to `size`, or until a product takes long, as it does in a precision that the hardware only emulates.
+    Without a `size` widths are doubled until a product takes `LONG_PRODUCT`. So a fast GPU is kept busy, and a precision that the
+    hardware only emulates is done with in moments.
     """
-    width = min(128, size)
+    width = size or 128
     while True:
         a = torch.randn(width, width, device=device, dtype=DTYPES[precision])
         best = float("inf")
@@ -175,9 +176,9 @@ def matrix_rate(device: str, precision: str, size: int = 1024) -> float:
                 product = a @ a
             product[0, 0].item()  # waits for a GPU
             best = min(best, (time.perf_counter() - began) / 3)
-        if width == size or best > LONG_PRODUCT:
+        if size or best > LONG_PRODUCT or width == 8192:
             return 2 * width**3 / best
-        width = min(2 * width, size)
+        width *= 2
 
 
 def flops_per_token(model: nn.Module) -> float:
