@@ -104,7 +104,7 @@ def set_up(run: RunConfig) -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what a step frees for the next step, up to 256 MiB.
 
-    It would give it back to the system, and getting fresh pages takes a tenth of a step's time. Who has set one of the two
+    It would give it back to the system, and getting fresh pages takes 7 % of a default step's time. Who has set one of the two
     thresholds in the environment is left to it.
     """
     mmap_threshold, trim_threshold = -3, -1  # mallopt's numbers for them, malloc.h
