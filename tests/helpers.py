@@ -24,7 +24,7 @@ from errors import run_command
 from training import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["torch.distributed.fsdp", "matplotlib.pyplot", "training.run", "training.log", "training.optimizer", "viz.probe"]
+PRELOADED = ["torch.distributed.fsdp", "matplotlib.figure", "training.run", "training.log", "training.optimizer", "viz.probe"]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "old", "dogs", "run", "by", "in", "rain"]
 
 

@@ -389,6 +389,18 @@ def test_a_failed_replacement_puts_the_old_folder_back(poem, tmp_path, monkeypat
     assert not list(tmp_path.glob("out.*"))
 
 
+def test_what_does_not_reach_the_disk_is_not_kept(poem, tmp_path, monkeypatch):
+    """Some file systems tell of a full disk only as a file is flushed to it."""
+
+    def refuse(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(prepare_module.MachineError, match="No space left on device; nothing was kept"):
+        prepare_module.prepare(prepare_module.Options((str(poem),), "byte", out=tmp_path / "out"))
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_an_empty_folder_is_used_and_a_file_is_not(poem, tmp_path):
     (tmp_path / "out").mkdir()
     run(poem, "--out", tmp_path / "out")

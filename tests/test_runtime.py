@@ -198,13 +198,15 @@ def test_flops_per_token_by_hand(options, n_weight):
     assert runtime.flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
 
 
-@pytest.mark.parametrize(("size", "n_short", "width"), [(8, 0, 8), (300, 0, 300), (0, 0, 128), (0, 1, 256), (0, 2, 512)])
-def test_matrix_rate_is_a_rate(monkeypatch, size, n_short, width):
-    """Counted in the clock's own time: three products of 2 n^3 between two looks, of the width at which they first take long."""
-    ticks = iter([0.001] * 8 * n_short + [0.002] * 8)  # two looks a lap, four laps a width
-    now = itertools.accumulate(ticks)
+@pytest.mark.parametrize(
+    ("size", "laps", "width"),
+    [(8, [1], 8), (300, [2], 300), (0, [2], 128), (0, [1, 2], 256), (0, [1, 1, 2], 512)],
+)
+def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
+    """Counted in the clock's own time: three products of 2 n^3 in a lap, of the width at which a lap first takes 2 ms."""
+    now = itertools.accumulate(lap / 1000 for lap in laps for _ in range(8))  # two looks a lap, four laps a width
     monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now))
-    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (0.002 / 3))
+    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (laps[-1] / 1000 / 3))
 
 
 # --- memory ---
