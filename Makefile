@@ -44,7 +44,7 @@ $(RUN)/attention.html: $(RUN)/sample.txt
 
 test: .venv/installed-dev
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 drill: .venv/installed-dev
 	$(BIN)/python -m pytest -m drill
