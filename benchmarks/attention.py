@@ -17,6 +17,7 @@ import torch
 from benchmarks.machine import RESULTS, parser, publish
 from model.attention import Attend, Mask, explicit_attention, fused_attention
 from training.log import peak_memory
+from viz.figures import make_figure
 
 KINDS: dict[str, tuple[Attend, Mask]] = {
     "explicit": (explicit_attention, Mask()),
@@ -79,13 +80,8 @@ def main() -> None:
 
 
 def plot(measured: dict, out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, (axes,) = make_figure(9, 3.6, 1, 2)
     for name, values in measured.items():
         axes[0].loglog(values["lengths"], values["seconds"], marker="o", label=name)
         axes[1].loglog(values["lengths"], np.array(values["bytes"]) / 2**20, marker="o", label=name)

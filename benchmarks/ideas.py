@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.machine import RESULTS, TINYSHAKESPEARE, cpu_precisions, parser, publish, run_training, spread
+from viz.figures import make_figure
 
 START = ("nanogpt-cpu", "--eval-every", 0, "--eval-batches", 0, "--save-every", 0, "--sample-tokens", 0, "--probe-tokens", 0)
 IDEAS: list[tuple[str, tuple]] = [
@@ -70,12 +71,7 @@ def main() -> None:
 
 def plot(record: list[dict], out: Path, seconds: float) -> None:
     """A line an idea: the median loss, and a bar from the least to the largest."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 0.6 + 0.32 * len(record)), layout="constrained")
+    figure, ((axes,),) = make_figure(7, 0.6 + 0.32 * len(record))
     for row, entry in enumerate(record):
         axes.plot([min(entry["losses"]), max(entry["losses"])], [row, row], color="tab:blue", linewidth=2)
         axes.plot(statistics.median(entry["losses"]), row, "o", color="tab:blue")

@@ -26,6 +26,7 @@ from training import runtime
 from training.evaluate import cross_entropy
 from training.optimizer import make_optimizers
 from training.plan import vary
+from viz.figures import make_figure
 
 SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
 NANOGPT_SECONDS, NANOGPT_RATE, NANOGPT_LOSS = 93.0, 180e9, 1.898
@@ -302,13 +303,8 @@ def best(_rounds: int, data: Path) -> tuple[list[dict], object, str]:
 
 
 def plot(curve: list[dict], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    figure, ((axes,),) = make_figure(6, 3.6)
     axes.plot([p["minutes"] for p in curve], [p["best_loss"] for p in curve], marker=".")
     axes.axhline(1.4697, color="grey", linestyle="--", linewidth=1, label="nanoGPT's GPU recipe, 1.4697")
     axes.set(xlabel="minutes on this machine", ylabel="best whole-split loss", ylim=(1.4, 2.0))

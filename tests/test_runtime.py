@@ -6,19 +6,16 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import command, losses, make_config, nonsense, restored, same_value, train_here, write_corpus
+from helpers import ROOT, command, losses, make_config, nonsense, restored, same_value, train_here, write_corpus
 
 from configs import ModelConfig, RunConfig
 from errors import UserError
 from model.attention import explicit_attention, fused_attention
 from model.gpt import GPT
 from training import runtime
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from training.runtime import DTYPES, device_name
 
 
 def prepare_for_sampling(model: GPT, precision: str) -> None:
-    """Lay the linear layers out for drawing tokens, in place; the model can't be trained afterwards.
+    """Lay linear layers and norms out for drawing tokens, in place; the model can't be trained afterwards.
 
     Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and values become one product, and
     weights are kept in `precision` (norms, embeddings and softmax stay in float32: to be run under `autocast`). In float32 on a
@@ -29,11 +29,6 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
             return SlabLinear(weight, bias, torch.get_num_threads())
         return functools.partial(F.linear, weight=weight, bias=bias)
 
-    for module in list(model.modules()):
-        if isinstance(module, CausalSelfAttention):
-            module.merged = laid_out(module.query, module.key, module.value)
-            del module.query, module.key, module.value
-
     def called(layer: nn.Module) -> Callable[[Tensor], Tensor]:
         """The function of a linear layer or a norm, its weights given. Small as they are, a module's call costs as much."""
         if isinstance(layer, nn.Linear):
@@ -44,6 +39,9 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
         return functools.partial(torch.layer_norm, bias=layer.bias, **options)
 
     for module in list(model.modules()):
+        if isinstance(module, CausalSelfAttention):
+            module.merged = laid_out(module.query, module.key, module.value)
+            del module.query, module.key, module.value
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)

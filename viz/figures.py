@@ -16,8 +16,8 @@ MAX_LABELS = 100
 _HATCHED = {"hatch": "////", "facecolor": "0.96", "edgecolor": "0.82", "linewidth": 0.0}
 
 
-def _figure(width: float, height: float, n_row: int = 1, n_column: int = 1):
-    """A Figure without pyplot's global state, and its axes, (n_row, n_column)."""
+def make_figure(width: float, height: float, n_row: int = 1, n_column: int = 1):
+    """A Figure without pyplot, its global state and third of a second to load, and its axes, (n_row, n_column)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -48,7 +48,7 @@ def draw_maps(maps: AttentionMaps, roles: HeadRoles, title: str, path: Path) -> 
     n_layer, n_head, n_token = len(maps.layers), len(maps.heads), len(maps.tokens)
     single = n_layer * n_head == 1
     side = max(5.5, 0.16 * min(n_token, MAX_LABELS)) if single else 1.6 if n_layer > 1 else 2.6
-    figure, axes = _figure(side * n_head + 1.0, side * n_layer + 0.9, n_layer, n_head)
+    figure, axes = make_figure(side * n_head + 1.0, side * n_layer + 0.9, n_layer, n_head)
     colours, norm, called = ListedColormap(colour_scale() / 255), PowerNorm(0.5, 0, 1), roles.names()
     for i, layer in enumerate(maps.layers):
         shown = np.ma.masked_array(maps.weights(layer), np.broadcast_to(~maps.allowed(), (n_head, n_token, n_token)))
@@ -80,7 +80,7 @@ def draw_roles(roles: HeadRoles, layers: list[int], heads: list[int], title: str
 
     n_row = len(layers) * len(heads)
     share, scores = (x.reshape(n_row, -1) for x in (excess(roles.scores, roles.uniform), roles.scores))
-    figure, axes = _figure(8.5, 1.3 + 0.24 * n_row)
+    figure, axes = make_figure(8.5, 1.3 + 0.24 * n_row)
     panel, entropy = axes[0, 0], roles.entropy.ravel()
     panel.imshow(share.clip(0, 1), cmap=ListedColormap(colour_scale() / 255), vmin=0, vmax=1, aspect="auto")
     for (i, j), value in np.ndenumerate(scores):
@@ -101,7 +101,7 @@ def draw_roles(roles: HeadRoles, layers: list[int], heads: list[int], title: str
 
 def draw_learning(probe: Probe, curve: Sequence[tuple[int, float, float]], title: str, path: Path) -> None:
     """Loss over training, and how far the strongest head of each role has come from uniform attention to a perfect head."""
-    figure, axes = _figure(8, 5.6, 2)
+    figure, axes = make_figure(8, 5.6, 2)
     (loss,), (strength,) = axes
     steps = [step for step, _, _ in curve]
     for index, name in ((1, "training split"), (2, "validation split")):
