@@ -1,6 +1,7 @@
 """What every benchmark shares: the machine described, figures printed and kept, and train.py run as a user runs it."""
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,28 @@ def spread(values: list[float], form: str = ",.1f") -> str:
     return f"{statistics.median(values):{form}}" + (f" ({low:{form}}-{high:{form}})" if len(values) > 1 else "")
 
 
-def run_training(*arguments: object) -> dict[str, Any]:
-    """Run train.py in a folder of its own: the seconds from its start to its exit, and the records of its log."""
+@contextlib.contextmanager
+def launch(*arguments: object) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A process of train.py at work in a run folder of its own, which is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", *map(str, arguments), "--out", f"{folder}/run"]
-        began = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        run = Path(folder, "run")
+        command = [sys.executable, "train.py", *map(str, arguments), "--out", str(run)]
+        yield subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), run
+
+
+def finish(process: subprocess.Popen) -> None:
+    """Wait for the process; where it fails, say so and exit."""
+    _, errors = process.communicate()
+    if process.returncode:
+        sys.exit(f"{' '.join(process.args)} failed:\n{errors[-2000:]}")
+
+
+def run_training(*arguments: object) -> dict[str, Any]:
+    """Run train.py: the seconds from its start to its exit, and the records of its log."""
+    began = time.perf_counter()
+    with launch(*arguments) as (process, run):
+        finish(process)
         seconds = time.perf_counter() - began
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-        log = read_log(Path(folder, "run", "log.jsonl"))
+        log = read_log(run / "log.jsonl")
     losses = [record["val_loss"] for record in log if record["kind"] == "eval"]  # none where a run ended early
     return {"seconds": seconds, "log": log, "val_loss": losses[-1] if losses else None}

@@ -10,7 +10,6 @@ Every loss is the whole-split loss. Needs tinyshakespeare: python -m data.prepar
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import RESULTS, ROOT, TINYSHAKESPEARE, cpu_precisions, parser, publish, run_training, spread
+from benchmarks.machine import (
+    RESULTS,
+    ROOT,
+    TINYSHAKESPEARE,
+    cpu_precisions,
+    finish,
+    launch,
+    parser,
+    publish,
+    run_training,
+    spread,
+)
 from configs import PRESETS, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
@@ -213,16 +223,13 @@ def muon_flops(shape: torch.Size, n_step: int = 5) -> float:
 def one_step(data: Path) -> tuple[float, float]:
     """Seconds from the launch of a run of a single step until that step stands in its log, and until it has ended."""
     quiet = ("--eval-batches", 1, "--sample-tokens", 0, "--probe-tokens", 0, "--stop-at", 1, "--log-every", 1)
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "run", "log.jsonl")
-        command = [sys.executable, "train.py", "nanogpt-cpu", *quiet, "--data", data, "--out", log.parent]
-        began = time.perf_counter()
-        process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began = time.perf_counter()
+    with launch("nanogpt-cpu", *quiet, "--data", data) as (process, run):
+        log = run / "log.jsonl"
         while process.poll() is None and not (log.exists() and '"kind": "train"' in log.read_text()):
             time.sleep(0.005)
         stepped = time.perf_counter() - began
-        if process.wait():
-            sys.exit("the run of one step failed: " + " ".join(process.args))
+        finish(process)
         return stepped, time.perf_counter() - began
 
 
