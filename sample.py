@@ -82,18 +82,16 @@ def main() -> int:
     ids = [[int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer) for prompt in prompts]
     limit = model.config.context_length
     if (longest := max(map(len, ids))) > limit:
-        print(
-            f"note: a prompt has {longest} tokens, the context holds {limit}: its last {max(1, limit // 2)} are read",
-            file=sys.stderr,
-        )
+        kept = f"its last {max(1, limit // 2)} are read"
+        print(f"note: a prompt has {longest} tokens, the context holds {limit}: {kept}", file=sys.stderr)
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(options.seed + index) for index in range(len(rows))]
     if live := len(rows) == 1:  # one text is shown as it is drawn, several one after the other
         print(prompts[0], end="", flush=True)
-    drawing = (options.max_new_tokens, options.temperature, options.top_k, options.top_p, generators)
     with autocast(device, precision):
-        for tokens in generate(model, ids, *drawing):
+        drawing = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+        for tokens in generate(model, ids, options.max_new_tokens, generators=generators, **drawing):
             for row, token in zip(rows, tokens, strict=True):
                 shown = row.push(None if token == tokenizer.separator else token)
                 if live:
@@ -102,10 +100,7 @@ def main() -> int:
                 break
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         rest = row.push(None)
-        if live:
-            print(rest)
-        else:
-            print(f"{'' if index == 0 else chr(10)}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}")
+        print(rest if live else f"{'' if index == 0 else chr(10)}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}")
     return 0
 
 

@@ -45,9 +45,7 @@ def train(config) -> int:
     from data.batches import Dataset, training_batch
     from data.tokenizer import load_tokenizer
     from model.gpt import GPT
-    from training import checkpoint as checkpoints
-    from training import distributed, runtime
-    from training import run as runs
+    from training import checkpoint as checkpoints, distributed, run as runs, runtime
     from training.evaluate import cross_entropy, evaluate
     from training.log import RunLog, plot_losses
     from training.optimizer import learning_rate, make_optimizers, set_learning_rate
@@ -106,8 +104,7 @@ def train(config) -> int:
     peak = processes.count * runtime.matrix_rate(device, run.precision)
     log = RunLog(folder, config, start, runtime.flops_per_token(model), peak, processes.is_main)
     saver, stop, began, bad_steps = checkpoints.Saver(), runs.StopSignal(), time.perf_counter(), 0
-    signalled = late = False
-    recorded = start if resumed else -1
+    signalled, late, recorded = False, False, start if resumed else -1
 
     with contextlib.closing(log):
         for step in range(start, optim.max_steps + 1):
@@ -163,8 +160,7 @@ def train(config) -> int:
                     for optimizer in optimizers:
                         scaler.step(optimizer)
                 scaler.update()
-                for optimizer in optimizers:
-                    optimizer.zero_grad(set_to_none=True)
+                model.zero_grad(set_to_none=True)
             bad_steps = 0 if is_finite else bad_steps + 1
             if bad_steps:
                 log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")

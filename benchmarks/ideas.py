@@ -29,6 +29,7 @@ IDEAS: list[tuple[str, tuple]] = [
     ("context 160, batch 8", ("--context-length", 160, "--batch-size", 8)),
     ("2 layers in place of 4", ("--n-layer", 2)),
     ("width 64 in place of 128, 2 heads, beta2 0.99", ("--d-model", 64, "--n-head", 2, "--beta2", 0.99)),
+    ("a vector for each pair of tokens", ("--bigrams", 65**2)),
 ]
 
 

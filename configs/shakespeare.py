@@ -28,7 +28,7 @@ PRESETS = {
     "nanogpt-cpu": (
         "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; needs tinyshakespeare-char",
         Config(
-            model=ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64, bias=False),
+            model=ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64, mlp="gelu_exact", bias=False),
             data=DataConfig("data/prepared/tinyshakespeare-char"),
             optim=OptimConfig(
                 lr=1e-3, min_lr=1e-4, warmup_steps=100, max_steps=2000, batch_size=12, beta2=0.99, weight_decay=0.1

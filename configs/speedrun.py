@@ -12,10 +12,10 @@ PRESETS = {
     "speedrun-cpu": (
         "nanoGPT's CPU loss in a fifth of its time or less; needs tinyshakespeare-char",
         Config(
-            model=ModelConfig(n_layer=2, n_head=2, d_model=64, context_length=160, **MODERN),
+            model=ModelConfig(n_layer=2, n_head=2, d_model=64, context_length=160, bigrams=65**2, **MODERN),
             data=DATA,
             optim=OptimConfig(
-                **{"optimizer": "muon", "lr": 1e-2, "warmup_steps": 10, "max_steps": 320, "schedule": "linear"},
+                **{"optimizer": "muon", "lr": 1e-2, "warmup_steps": 10, "max_steps": 200, "schedule": "linear"},
                 **{"batch_size": 8, "beta2": 0.99, "grad_clip": 0.0},
             ),
             run=RunConfig(eval_every=0, eval_batches=0, save_every=0),

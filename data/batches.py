@@ -16,8 +16,7 @@ FORMAT = 1
 
 
 class Dataset:
-    """A folder written by `data.prepare`: the splits "train" and "val" as memory-mapped token arrays, and what dataset.json says
-    of them.
+    """A folder written by `data.prepare`: the splits "train" and "val" as memory-mapped token arrays, and dataset.json.
 
     Raises UserError where the folder is missing, incomplete or of another format.
     """
@@ -71,8 +70,7 @@ def _epoch(seed: int, epoch: int, n_token: int, context_length: int) -> tuple[in
 def training_batch(
     tokens: np.ndarray, context_length: int, batch_size: int, seed: int, step: int, rows: range | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one update, int64 of shape (rows, context_length): the `rows` (default all) of the global batch of
-    `step`.
+    """Inputs and targets of one update, int64 (rows, context_length): the `rows` (default all) of the global batch of `step`.
 
     An epoch visits non-overlapping windows, each once, from a seeded offset and in a seeded order; the batches of all steps run
     through the epochs end to end. What a process takes is a slice of the global batch, so the batch does not depend on how many
@@ -91,8 +89,7 @@ def training_batch(
 
 
 def split_windows(tokens: np.ndarray, context_length: int) -> list[tuple[int, int]]:
-    """(start, end) of the consecutive windows that predict each token of a split, but the first, exactly once; the last may be
-    short.
+    """(start, end) of consecutive windows that predict each token of a split, but the first, exactly once; the last may be short.
 
     Window inputs are tokens[start:end], its targets tokens[start + 1 : end + 1].
     """

@@ -6,11 +6,9 @@ Scaled dot-product attention (Vaswani et al. 2017, "Attention Is All You Need", 
 
 A query asks, keys answer, and the softmax of their scores says how much of each value is taken. For n tokens of width d a layer
 costs O(n d^2) in the four projections and O(n^2 d) in scores and weighted sum. `explicit_attention` holds the n^2 weights in
-memory; `fused_attention` works through them tile by tile (Dao et al. 2022, "FlashAttention") and holds O(n), with the same
-result.
+memory; `fused_attention` goes through them tile by tile (Dao et al. 2022, "FlashAttention") and holds O(n), to the same result.
 
-Tensors carry their shape in the name: B batch, T query positions, S key positions, H heads, K head width, D model width. A size
-of 1 in B or H broadcasts.
+Tensors carry their shape in the name: B batch, T queries, S keys, H heads, K head width, D model width; B or H of 1 broadcasts.
 """
 
 import math
@@ -89,14 +87,18 @@ def attention_weights(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:
 def explicit_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """The equation, line by line: out_BHTK, the weighted sum of the values. `dropout` is the share of weights dropped."""
     weights_BHTS = attention_weights(q_BHTK, k_BHSK, mask)
-    if dropout:
-        weights_BHTS = F.dropout(weights_BHTS, dropout)
-    return weights_BHTS.to(v_BHSK.dtype) @ v_BHSK
+    return F.dropout(weights_BHTS, dropout).to(v_BHSK.dtype) @ v_BHSK
+
+
+SHORT = 512
+"""Keys up to which `fused_attention` holds the weights on a CPU in bfloat16: few as they are, that is faster."""
 
 
 def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """The same by PyTorch's fused kernel: out_BHTK, with neither scores nor weights held (on CPU dropout makes it hold them)."""
     n_query, n_key = q_BHTK.shape[-2], k_BHSK.shape[-2]
+    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16 and mask.lengths is None and 1 < n_query <= n_key <= SHORT:
+        return _short_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
     window = mask.window if mask.window < n_key else 0
     if mask.lengths is None and window and n_query == n_key and 4 * window <= n_key:  # longer ones are no cheaper in blocks
         return _windowed_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
@@ -107,27 +109,38 @@ def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, 
     return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=allowed, dropout_p=dropout, is_causal=is_causal)
 
 
+def _short_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float) -> Tensor:
+    """softmax(Q K^T / sqrt(d_head) + M) V with M 0 or -inf: the equation once more, scores and weights rounded to bfloat16.
+
+    On CPUs PyTorch's fused kernel multiplies its tiles in bfloat16 no faster than in float32; whole products take a third.
+    """
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        allowed = mask.allowed(q_BHTK.shape[-2], k_BHSK.shape[-2])[0]
+        forbidden = q_BHTK.new_zeros(allowed.shape).masked_fill(~allowed, -math.inf)
+        queries, keys, values = (x.flatten(0, 1) for x in (q_BHTK, k_BHSK, v_BHSK))
+        scores = torch.baddbmm(forbidden, queries, keys.mT, alpha=1 / math.sqrt(q_BHTK.shape[-1]))
+        weights = F.softmax(scores, dim=-1)  # adds up in float32
+        return (F.dropout(weights, dropout) @ values).unflatten(0, q_BHTK.shape[:2])
+
+
 def _windowed_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float) -> Tensor:
     """Attention within a window, in time linear in T: queries are cut into blocks, and a block meets only its neighbours' keys.
 
-    A block is as long as the window, so its queries reach into the block before it (and, when not causal, the one behind) and no
-    farther.
+    A block is as long as the window, so its queries reach no farther than the block before it and, when not causal, behind it.
     """
     (n_batch, n_head, n_token, d_head), size = q_BHTK.shape, mask.window
-    n_block = math.ceil(n_token / size)
-    sides = 1 if mask.causal else 2
+    n_block, n_behind = math.ceil(n_token / size), 0 if mask.causal else 1
 
     def blocks(x: Tensor, before: int, behind: int) -> Tensor:
         """(B, H, T, K) -> (B H, n_block, (before + 1 + behind) size, K): each block with its neighbours, zeros past the ends."""
         padded = F.pad(x, (0, 0, before * size, (n_block + behind) * size - n_token))
-        spans = padded.unfold(2, (before + 1 + behind) * size, size)
-        return spans.mT.reshape(n_batch * n_head, n_block, -1, d_head)
+        return padded.unfold(2, (before + 1 + behind) * size, size).mT.reshape(n_batch * n_head, n_block, -1, d_head)
 
     start = size * torch.arange(n_block, device=q_BHTK.device)[:, None, None]
     query_position = start + torch.arange(size, device=q_BHTK.device)[:, None]
-    key_position = start - size + torch.arange((1 + sides) * size, device=q_BHTK.device)
+    key_position = start - size + torch.arange((2 + n_behind) * size, device=q_BHTK.device)
     allowed = (mask.near(query_position, key_position) & (key_position >= 0) & (key_position < n_token))[None]
-    keys, values = blocks(k_BHSK, 1, sides - 1), blocks(v_BHSK, 1, sides - 1)
+    keys, values = blocks(k_BHSK, 1, n_behind), blocks(v_BHSK, 1, n_behind)
     out = F.scaled_dot_product_attention(blocks(q_BHTK, 0, 0), keys, values, attn_mask=allowed, dropout_p=dropout)
     return out.reshape(n_batch, n_head, -1, d_head)[:, :, :n_token]
 
@@ -140,6 +153,7 @@ class KVCache:
 
     def __init__(self, n_row: int, capacity: int):
         self.lengths, self.capacity = [0] * n_row, capacity
+        self.last: Tensor | int = 0  # the last token of each row, (B, 1), where the model has to know it
         self.layers: list[tuple[Tensor, Tensor]] = []
 
     def write(self, layer: int, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,12 +183,15 @@ class KVCache:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for store, new in zip(mine, theirs, strict=True):
                 store[rows] = new
+        if isinstance(self.last, Tensor):
+            self.last[rows] = other.last
         for row, length in zip(rows, other.lengths, strict=True):
             self.lengths[row] = length
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Rotation = tuple[Tensor, Tensor]
 
 
 class CausalSelfAttention(nn.Module):
@@ -192,19 +209,14 @@ class CausalSelfAttention(nn.Module):
         self.project = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         if config.qk_norm:
             self.query_norm, self.key_norm = nn.RMSNorm(config.d_head, eps=1e-5), nn.RMSNorm(config.d_head, eps=1e-5)
-        self.config, self.attend, self.merged = config, attend, None
+        self.config, self.attend = config, attend
 
     def projections(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, H, T, K) each; in one product where `training.inference` has merged their weights."""
-        shape, heads = x_BTD.shape[:-1], (self.config.n_head, self.config.d_head)
-        if self.merged is not None:
-            return self.merged(x_BTD).view(*shape, 3, *heads).permute(2, 0, 3, 1, 4).unbind()
+        """Queries, keys and values, (B, H, T, K) each."""
         projected = (project(x_BTD) for project in (self.query, self.key, self.value))
-        return tuple(y.view(*shape, *heads).transpose(1, 2) for y in projected)
+        return tuple(y.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2) for y in projected)
 
-    def forward(
-        self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: Mask, rotation: Rotation | None = None, remember: Remember | None = None) -> Tensor:
         """out_BTD. `rotation` turns queries and keys by their positions; `remember` adds keys and values to a cache."""
         q_BHTK, k_BHTK, v_BHTK = self.projections(x_BTD)
         if self.config.qk_norm:
@@ -215,5 +227,4 @@ class CausalSelfAttention(nn.Module):
         k_BHSK, v_BHSK = remember(k_BHTK, v_BHTK) if remember else (k_BHTK, v_BHTK)
         dropout = self.config.dropout if self.training else 0.0
         out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
-        out_BTD = self.project(out_BHTK.transpose(1, 2).reshape(x_BTD.shape))
-        return F.dropout(out_BTD, dropout) if dropout else out_BTD
+        return F.dropout(self.project(out_BHTK.transpose(1, 2).reshape(x_BTD.shape)), dropout)

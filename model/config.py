@@ -23,8 +23,8 @@ class ModelConfig:
     """How a token's place is told: a learned table, sines and cosines, rotated queries and keys, or not at all."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Normalisation before each attention and MLP and at the end."""
-    mlp: Literal["gelu", "relu2", "swiglu"] = "gelu"
-    """Non-linearity of the MLP; swiglu has a third matrix and is narrower for it."""
+    mlp: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "gelu"
+    """Non-linearity of the MLP; gelu is GPT-2's tanh form, and swiglu has a third matrix and is narrower for it."""
     qk_norm: bool = False
     """Normalise each head's queries and keys (RMSNorm) before the scores."""
     zero_init: bool = False
@@ -37,6 +37,8 @@ class ModelConfig:
     """Share of embeddings, attention weights and residual updates dropped in training."""
     window: int = 0
     """Positions each query may look back on, itself included; 0: all of them."""
+    bigrams: int = 0
+    """Vectors, shared out among pairs (token before, token), that are added to the embeddings; 0: none."""
 
     def __post_init__(self):
         """Raise ValueError where the numbers do not fit together."""
@@ -44,9 +46,10 @@ class ModelConfig:
             value, choices = getattr(self, field.name), get_args(field.type)
             if choices and value not in choices:
                 raise ValueError(f"{field.name} is {value!r}; it must be one of {', '.join(choices)}")
-        for name in ("n_layer", "n_head", "d_model", "context_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for least, names in ((1, ("n_layer", "n_head", "d_model", "context_length")), (0, ("window", "bigrams"))):
+            for name in names:
+                if getattr(self, name) < least:
+                    raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.d_model % self.n_head:
             raise ValueError(f"d_model {self.d_model} does not divide into n_head {self.n_head} equal heads")
         if self.positions == "rotary" and self.d_head % 2:
@@ -55,8 +58,6 @@ class ModelConfig:
             raise ValueError(f"sinusoidal positions come in pairs, but d_model {self.d_model} is odd")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if self.window < 0:
-            raise ValueError(f"window is {self.window}; it must be 0 (no window) or more")
 
     @property
     def d_head(self) -> int:

@@ -8,13 +8,11 @@ from torch import Tensor
 from model.attention import KVCache, softmax
 from model.gpt import GPT
 
+Generators = Sequence[torch.Generator] | None
+
 
 def next_token(
-    logits_BV: Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    generators: Sequence[torch.Generator] | None = None,
+    logits_BV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, generators: Generators = None
 ) -> list[int]:
     """Draw one token per row, each from its own (CPU) generator, or from torch's where none is given.
 
@@ -55,19 +53,13 @@ def _read(model: GPT, rows: list[list[int]], cache: KVCache | None = None) -> Te
 
 @torch.inference_mode()
 def generate(
-    model: GPT,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    generators: Sequence[torch.Generator] | None = None,
-    use_cache: bool = True,
+    model: GPT, prompts: Sequence[Sequence[int]], max_new_tokens: int, use_cache: bool = True, **drawing: float | Generators
 ) -> Iterator[list[int]]:
-    """Continue each prompt (one token at least): yields every row's new token, `max_new_tokens` times; `model` is in eval mode.
+    """Continue each prompt (one token at least), in eval mode: yields every row's new token, `max_new_tokens` times.
 
     A row that has outgrown the context keeps its last `context_length // 2` tokens, reads them anew from position 0 and goes on.
     That is what it is conditioned on, whatever the kind of positions, with the cache or without. Rows do not touch each other.
+    `drawing` is what `next_token` takes beside the logits.
     """
     limit, keep = model.config.context_length, max(1, model.config.context_length // 2)
     rows = [list(prompt) for prompt in prompts]
@@ -88,7 +80,7 @@ def generate(
                 part = KVCache(len(unread), limit)
                 logits_BV[unread] = _read(model, [rows[index] for index in unread], part)
                 cache.replace(unread, part)
-        tokens = next_token(logits_BV, temperature, top_k, top_p, generators)
+        tokens = next_token(logits_BV, **drawing)
         for row, token in zip(rows, tokens, strict=True):
             row.append(token)
         yield tokens

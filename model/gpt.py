@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Attend, CausalSelfAttention, KVCache, Mask, Remember, fused_attention
+from model.attention import Attend, CausalSelfAttention, KVCache, Mask, Remember, Rotation, fused_attention
 from model.config import ModelConfig
 from model.positions import KINDS
 
@@ -38,14 +38,13 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF = self.up(x_BTD)
-        if self.kind == "gelu":
-            h_BTF = F.gelu(h_BTF, approximate="tanh")
+        if self.kind in ("gelu", "gelu_exact"):
+            h_BTF = F.gelu(h_BTF, approximate="tanh" if self.kind == "gelu" else "none")
         elif self.kind == "relu2":
             h_BTF = F.relu(h_BTF).square()
         else:
             h_BTF = F.silu(self.gate(x_BTD)) * h_BTF
-        out_BTD = self.project(h_BTF)
-        return F.dropout(out_BTD, self.dropout) if self.dropout and self.training else out_BTD
+        return F.dropout(self.project(h_BTF), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -58,15 +57,17 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x_BTD: Tensor, mask: Mask, rotation: tuple[Tensor, Tensor] | None = None, remember: Remember | None = None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: Mask, rotation: Rotation | None = None, remember: Remember | None = None) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask, rotation, remember)
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
 class GPT(nn.Module):
     """A GPT of the given shape, over `vocab_size` tokens. `attend` is how every layer computes attention: fused or explicit.
+
+    With `bigrams` a token's embedding tells which token stands before it, too (token 0 before the first). Pairs are numbered, and
+    share a vector, zero to begin with, where the remainders are the same: the hashing trick on n-grams (Joulin et al. 2017, "Bag
+    of Tricks for Efficient Text Classification", section 2.2). Without it heads must learn to look one token back.
 
     Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that write to the residual stream
     (two a block) smaller by sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al. 2019, section
@@ -77,15 +78,16 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.embed = nn.Embedding(vocab_size, config.d_model)
+        self.bigrams = nn.Embedding(config.bigrams, config.d_model) if config.bigrams else None
         self.positions = KINDS[config.positions](config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         self.unembed = nn.Linear(config.d_model, vocab_size, bias=False)
-        residual_std = 0.0 if config.zero_init else 0.02 / math.sqrt(2 * config.n_layer)
+        stds = {"project": 0.0 if config.zero_init else 0.02 / math.sqrt(2 * config.n_layer), "bigrams": 0.0}
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=residual_std if name.endswith("project") else 0.02)
+                nn.init.normal_(module.weight, std=stds.get(name.rpartition(".")[2], 0.02))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         if config.tie_embeddings:
@@ -99,7 +101,7 @@ class GPT(nn.Module):
         """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
-        first = 0
+        x_BTD, n_read = self.embed(tokens_BT), 0
         if cache:
             read = cache.lengths
             if mask.lengths is None and len(set(read)) > 1:
@@ -107,11 +109,17 @@ class GPT(nn.Module):
             ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
             if [max(end - n_token, 0) for end in ends] != read:
                 raise ValueError(f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache")
-            alike = len(set(read)) == 1  # then one row of positions serves all
-            first = read[0] if alike else torch.tensor(read, device=tokens_BT.device)[:, None]
-        positions = torch.arange(n_token, device=tokens_BT.device)[None] + first
-        x_BTD = self.dropout(self.positions.add(self.embed(tokens_BT), positions))
-        rotation = self.positions.rotation(positions)
+            n_read = torch.tensor(read if len(set(read)) > 1 else read[:1], device=tokens_BT.device)[:, None]  # (B or 1, 1)
+        if self.bigrams is not None:
+            before_BT = F.pad(tokens_BT[:, :-1], (1, 0))
+            if cache:
+                before_BT[:, :1] = torch.where(n_read > 0, cache.last, 0)
+                n_new = torch.tensor(ends, device=tokens_BT.device)[:, None] - n_read
+                cache.last = tokens_BT.gather(1, (n_new - 1).clamp(min=0))
+            x_BTD = x_BTD + self.bigrams((before_BT * self.vocab_size + tokens_BT) % self.config.bigrams)
+        positions_BT = torch.arange(n_token, device=tokens_BT.device)[None] + n_read
+        x_BTD = self.dropout(self.positions.add(x_BTD, positions_BT))
+        rotation = self.positions.rotation(positions_BT)
         for layer, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, mask, rotation, partial(cache.write, layer) if cache else None)
         if cache:

@@ -295,6 +295,27 @@ def test_twins_in_bfloat16(causal, window, lengths, device):
         assert ((explicit - fused).abs() <= 1.05 * ULP16 * bound + 1e-6).all()
 
 
+@pytest.mark.parametrize("n_query", [2, 40, 128])
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_short_attention_in_bfloat16(causal, window, n_query):
+    """Against float64. To first order in u = 2^-8: a score s is rounded by u |s|, which moves the weights as the softmax's
+    derivative says, by w (u |s| + sum w u |s|) at most; the weights are rounded, and the result, by u each.
+    """
+    mask = Mask(causal, window)
+    query, key, value = (some(2, 3, n, 16, dtype=torch.bfloat16, grad=False) for n in (n_query, 128, 128))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused_attention(query, key, value, mask, 0.0)
+    assert out.dtype == torch.bfloat16
+    wide = [x.double() for x in (query, key, value)]
+    weights = attention_weights(*wide[:2], mask)
+    scores = attention_scores(*wide[:2], mask).abs().nan_to_num(posinf=0.0)
+    moved = weights * (scores + (weights * scores).sum(-1, keepdim=True)) + 2 * weights
+    error = (out.double() - weights @ wide[2]).abs()
+    assert (error <= 1.05 * ULP16 / 2 * moved @ wide[2].abs()).all()
+    assert error.any()
+
+
 @TWINS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_fully_masked(attend, dtype, device):
@@ -391,17 +412,18 @@ def test_unscaled_scores_saturate_the_softmax():
 
 
 @TWINS
-def test_dropout_on_the_weights(attend, device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_on_the_weights(attend, dtype, device):
     """With equal scores and values of one, an output is the share of weights kept over 1 - p: mean 1, variance p / ((1 - p)
     S).
     """
     n_row, size, p = 400, 50, 0.3
-    zeros, ones = torch.zeros(n_row, 1, size, 4, device=device), torch.ones(n_row, 1, size, 4, device=device)
-    out = attend(zeros, zeros, ones, Mask(causal=False), p)[..., 0]
+    zeros, ones = (torch.full((n_row, 1, size, 4), x, dtype=dtype, device=device) for x in (0.0, 1.0))
+    out = attend(zeros, zeros, ones, Mask(causal=False), p)[..., 0].float()
     variance, n = p / ((1 - p) * size), n_row * size
     assert abs(out.mean().item() - 1) < 5 * math.sqrt(variance / n)
     assert abs(out.var().item() / variance - 1) < 5 * math.sqrt(2 / n)
-    windowed = attend(zeros, zeros, ones, Mask(window=10), p)[:, 0, 10:, 0]
+    windowed = attend(zeros, zeros, ones, Mask(window=10), p)[:, 0, 10:, 0].float()
     assert abs(windowed.var().item() / (p / ((1 - p) * 10)) - 1) < 5 * math.sqrt(3 / windowed.numel())
 
 
@@ -439,6 +461,24 @@ def kernel(monkeypatch):
 def test_fused_reads_the_description(mask, n_query, shape, is_causal, kernel):
     fused_attention(some(2, 3, n_query, 4), some(2, 3, 6, 4), some(2, 3, 6, 4), mask, 0.0)
     assert kernel == [((2, 3, n_query, 4), (2, 3, 6, 4), shape, is_causal)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n_query", "n_key", "mask", "n_call"),
+    [
+        (torch.bfloat16, 512, 512, Mask(), 0),
+        (torch.bfloat16, 2, 512, Mask(window=9), 0),
+        (torch.bfloat16, 513, 513, Mask(), 1),
+        (torch.bfloat16, 1, 512, Mask(), 1),
+        (torch.bfloat16, 9, 9, Mask(lengths=torch.tensor([9, 4])), 1),
+        (torch.float32, 512, 512, Mask(), 1),
+    ],
+    ids=str,
+)
+def test_short_contexts_in_bfloat16_pass_the_kernel_by(dtype, n_query, n_key, mask, n_call, kernel):
+    """On a CPU: up to 512 keys, where a row has no padding (it may have to look at nothing) and more than one query."""
+    fused_attention(*(some(2, 1, n, 4, dtype=dtype, grad=False) for n in (n_query, n_key, n_key)), mask, 0.0)
+    assert len(kernel) == n_call
 
 
 @pytest.mark.parametrize("causal", [True, False])

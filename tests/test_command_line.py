@@ -276,7 +276,7 @@ def test_config_json_without_a_run_folder_does_not_mean_this_one(tmp_path, monke
         ("model", "n_layer", 2.5, "n_layer is 2.5; it must be int"),
         ("model", "n_layer", True, "n_layer is True; it must be int"),
         ("model", "bias", 1, "bias is 1; it must be bool"),
-        ("model", "mlp", "relu", "mlp is 'relu'; it must be gelu or relu2 or swiglu"),
+        ("model", "mlp", "relu", "mlp is 'relu'; it must be gelu or gelu_exact or relu2 or swiglu"),
         ("model", "n_layer", 0, "n_layer is 0; it must be at least 1"),
         ("optim", "lr", None, "lr is None; it must be float"),
         ("optim", "lr", -1.0, "lr is -1.0; it must be above 0"),

@@ -26,6 +26,7 @@ def test_defaults_are_gpt2():
         "bias": True,
         "dropout": 0.0,
         "window": 0,
+        "bigrams": 0,
     }
 
 

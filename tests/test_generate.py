@@ -12,6 +12,7 @@ from model.generate import generate, next_token
 
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
+BIGRAMS = pytest.mark.parametrize("bigrams", [0, 7])
 RAGGED = [[1, 2, 3], [4, *[5, 6] * 11, 4], [7], [8, 9, 10, 1, 2, 3, 4, 5]]  # within a context of 8, three of it, one token, full
 
 
@@ -147,11 +148,12 @@ def lines(model, prompts, n, **options):
 
 @KINDS
 @WINDOWS
+@BIGRAMS
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
-def test_rows_are_what_they_are_alone(tiny, positions, window, use_cache, attend, device):
+def test_rows_are_what_they_are_alone(tiny, positions, window, bigrams, use_cache, attend, device):
     """Prompts of any length, up to three times the context, continued far past its edge, each by its own generator."""
-    model = tiny(attend, positions=positions, window=window, device=device)
+    model = tiny(attend, positions=positions, window=window, bigrams=bigrams, device=device)
     drawn = lines(model, RAGGED, 25, generators=generators(4), use_cache=use_cache)
     assert drawn == [alone(model, prompt, 25, generator) for prompt, generator in zip(RAGGED, generators(4), strict=True)]
     assert all(len(set(row)) > 1 for row in drawn)
@@ -162,17 +164,18 @@ def test_rows_are_what_they_are_alone(tiny, positions, window, use_cache, attend
 
 @KINDS
 @WINDOWS
+@BIGRAMS
 @pytest.mark.parametrize("context_length", [1, 2, 3, 8])
-def test_cached_logits_are_uncached(tiny, positions, window, context_length, monkeypatch):
+def test_cached_logits_are_uncached(tiny, positions, window, bigrams, context_length, monkeypatch):
     """Not the draws alone: the logits themselves, at every step and past the edge."""
     seen, original = [], next_token
 
-    def spy(logits_BV, *arguments):
+    def spy(logits_BV, **drawing):
         seen.append(logits_BV.clone())
-        return original(logits_BV, *arguments)
+        return original(logits_BV, **drawing)
 
     monkeypatch.setattr(model.generate, "next_token", spy)
-    network = tiny(positions=positions, window=window, context_length=context_length)
+    network = tiny(positions=positions, window=window, bigrams=bigrams, context_length=context_length)
     cached = lines(network, RAGGED, 20, generators=generators(4))
     one = torch.stack(seen)
     seen.clear()
@@ -224,10 +227,10 @@ def test_generators_make_it_reproducible(tiny, use_cache):
 
 def test_options_reach_the_draw(tiny, monkeypatch):
     given = []
-    monkeypatch.setattr(model.generate, "next_token", lambda logits_BV, *options: given.append(options) or [0] * len(logits_BV))
+    monkeypatch.setattr(model.generate, "next_token", lambda logits_BV, **options: given.append(options) or [0] * len(logits_BV))
     mine = generators(2)
     list(generate(tiny(), [[1], [2]], 1, temperature=0.7, top_k=5, top_p=0.9, generators=mine))
-    assert given == [(0.7, 5, 0.9, mine)]
+    assert given == [{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "generators": mine}]
 
 
 def test_it_streams(tiny):

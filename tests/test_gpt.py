@@ -4,6 +4,7 @@ told to be.
 
 import math
 from itertools import pairwise, product
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -165,16 +166,38 @@ def test_norms(bias):
 
 def test_mlps():
     x = torch.randn(3, 6, dtype=torch.float64)
-    for kind in ("gelu", "relu2", "swiglu"):
+    for kind in ("gelu", "gelu_exact", "relu2", "swiglu"):
         mlp = MLP(ModelConfig(d_model=6, n_head=1, mlp=kind)).double()
         up = mlp.up(x)
         if kind == "gelu":
             hidden = up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        elif kind == "gelu_exact":
+            hidden = up.detach().clone().apply_(lambda x: x * NormalDist().cdf(x))
         elif kind == "relu2":
             hidden = torch.where(up > 0, up * up, 0)
         else:
             hidden = mlp.gate(x) / (1 + torch.exp(-mlp.gate(x))) * up
         near(mlp(x), hidden @ mlp.project.weight.mT + mlp.project.bias, atol=1e-14)
+
+
+@pytest.mark.parametrize("bigrams", [1, 7, 121])
+def test_bigrams_by_hand(tiny, bigrams):
+    """A token's embedding and its pair's: with 121 vectors for 11 tokens every pair has its own."""
+    model, seen = tiny(positions="none", bigrams=bigrams), []
+    model.dropout.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    tokens = torch.randint(11, (3, 8))
+    model(tokens)
+    number = {pair: index for index, pair in enumerate(product(range(11), repeat=2))}
+    for row, stream in zip(tokens.tolist(), seen[0], strict=True):
+        for before, token, x in zip([0, *row], row, stream, strict=False):
+            near(x, model.embed.weight[token] + model.bigrams.weight[number[before, token] % bigrams], atol=1e-15)
+
+
+def test_bigrams_add_nothing_to_begin_with():
+    model = GPT(ModelConfig(n_layer=1, n_head=1, d_model=4, context_length=4, bigrams=30), 5)
+    assert model.bigrams.weight.shape == (30, 4)
+    assert not model.bigrams.weight.any()
+    assert model.embed.weight.all()
 
 
 def test_qk_norm(tiny, device):

@@ -89,7 +89,13 @@ def test_bfloat16_is_of_weights_and_products_alone(tiny):
     model = tiny(d_model=16, n_head=2).float()
     other, tokens = laid_out(model, "bfloat16"), torch.randint(11, (2, 6))
     for block in other.blocks:
-        layers = (block.attention.merged, block.attention.project, block.mlp.up, block.mlp.project, other.unembed)
+        layers = (
+            block.attention.projections.keywords["product"],
+            block.attention.project,
+            block.mlp.up,
+            block.mlp.project,
+            other.unembed,
+        )
         assert [layer.keywords["weight"].dtype for layer in layers] == [torch.bfloat16] * 5
         kept = (block.attention_norm, block.mlp_norm, other.norm)
         assert [norm.keywords[name].dtype for norm in kept for name in ("weight", "bias")] == [torch.float32] * 6
@@ -104,4 +110,4 @@ def test_slabs_are_for_processors_where_the_library_uses_one_thread(tiny, device
     """Intel's own, and other devices, keep plain products."""
     model = tiny().float().to(device)
     prepare_for_sampling(model, "float32")
-    assert isinstance(model.blocks[0].attention.merged, SlabLinear) is (device.type == "cpu" and maker == "AMD EPYC")
+    assert isinstance(model.blocks[0].mlp.up, SlabLinear) is (device.type == "cpu" and maker == "AMD EPYC")

@@ -16,8 +16,7 @@ from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from configs.gpt2 import PRESETS as GPT2
 from errors import UserError
 from model.gpt import GPT
-from training import plan as plans
-from training import runtime
+from training import plan as plans, runtime
 from training.command_line import preparing_command
 from training.plan import make_plan, training_bytes, vary
 
@@ -71,7 +70,7 @@ def test_presets_are_of_gpt2s_sizes(name, million):
     [
         {},
         {"tie_embeddings": False, "bias": False, "positions": "rotary", "qk_norm": True, "norm": "rmsnorm", "mlp": "swiglu"},
-        {"n_layer": 5, "positions": "sinusoidal", "mlp": "relu2"},
+        {"n_layer": 5, "positions": "sinusoidal", "mlp": "relu2", "bigrams": 7},
     ],
 )
 def test_parts_sum_to_the_model(options):
@@ -80,6 +79,7 @@ def test_parts_sum_to_the_model(options):
     model = GPT(config.model, 50)
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
     assert plan.parameters["norms"] == sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+    assert plan.parameters["embeddings"] == (50 + config.model.bigrams) * config.model.d_model
     assert bool(plan.parameters["unembedding"]) != config.model.tie_embeddings
     assert plan.flops_per_token == runtime.flops_per_token(model)
 

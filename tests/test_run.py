@@ -26,7 +26,7 @@ FREE = {
 ROUNDING = {"device": "mps", "threads": 7, "compile": "on", "attention": "explicit", "deterministic": True}
 MATHEMATICS = {
     **{"n_layer": 3, "n_head": 4, "d_model": 32, "context_length": 32, "positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu"},
-    **{"qk_norm": True, "zero_init": True, "tie_embeddings": False, "bias": False, "dropout": 0.5, "window": 4},
+    **{"qk_norm": True, "zero_init": True, "tie_embeddings": False, "bias": False, "dropout": 0.5, "window": 4, "bigrams": 7},
     **{"optimizer": "muon", "lr": 7.0, "min_lr": 1e-9, "warmup_steps": 7, "max_steps": 77, "schedule": "linear"},
     **{"batch_size": 8, "beta1": 0.7, "beta2": 0.7, "weight_decay": 0.7, "grad_clip": 7.0},
     **{"seed": 7, "precision": "bfloat16"},

@@ -187,6 +187,7 @@ def test_clipping_by_hand():
         ({"bias": False, "norm": "rmsnorm", "positions": "rotary"}, 6144 + 5 * 16 + 11 * 16),  # tied: the table multiplies too
         ({"bias": False, "norm": "rmsnorm", "positions": "rotary", "tie_embeddings": False}, 6144 + 5 * 16 + 11 * 16),
         ({"bias": False, "norm": "rmsnorm", "positions": "learned"}, 6144 + 5 * 16 + 11 * 16),
+        ({"bias": False, "norm": "rmsnorm", "bigrams": 7}, 6144 + 5 * 16 + 11 * 16),
         # biases: 4 x 16 + 64 + 16 a layer, and LayerNorm's own
         ({}, 6144 + 2 * 144 + 5 * 32 + 11 * 16),
     ],

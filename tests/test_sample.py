@@ -294,7 +294,7 @@ def test_drawing_ends_with_the_last_row(run, monkeypatch):
 
     steps = []
     plain = module.next_token
-    monkeypatch.setattr(module, "next_token", lambda *arguments: steps.append(1) or plain(*arguments))
+    monkeypatch.setattr(module, "next_token", lambda logits, **drawing: steps.append(1) or plain(logits, **drawing))
     out = draw(monkeypatch, run, "--prompt", "a", "--max-new-tokens", 300, "--stop", " ")[0]
     assert len(steps) == len(out) - len("a\n") + 1
 

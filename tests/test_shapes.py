@@ -70,7 +70,7 @@ OPTIONS = [
     {"positions": "learned", "mlp": "gelu"},
     {"positions": "sinusoidal", "mlp": "relu2", "norm": "rmsnorm", "tie_embeddings": False, "bias": False},
     {"positions": "rotary", "mlp": "swiglu", "qk_norm": True, "window": 3, "dropout": 0.1},
-    {"positions": "none", "window": 1},
+    {"positions": "none", "window": 1, "bigrams": 5},
 ]
 
 

@@ -31,9 +31,7 @@ from helpers import (
 from configs import read_config
 from data.batches import Dataset, training_batch
 from errors import MachineError, UserError
-from training import distributed, runtime
-from training import evaluate as evaluation
-from training import run as runs
+from training import distributed, evaluate as evaluation, run as runs, runtime
 from training.checkpoint import load, open_run
 from training.evaluate import cross_entropy, split_loss
 from training.log import RunLog

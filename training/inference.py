@@ -40,12 +40,18 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
 
     for module in list(model.modules()):
         if isinstance(module, CausalSelfAttention):
-            module.merged = laid_out(module.query, module.key, module.value)
+            product, heads = laid_out(module.query, module.key, module.value), (module.config.n_head, module.config.d_head)
+            module.projections = functools.partial(projections, product=product, heads=heads)
             del module.query, module.key, module.value
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
                 setattr(module, name, called(layer))
+
+
+def projections(x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int]) -> tuple[Tensor, ...]:
+    """What `CausalSelfAttention.projections` gives, of one product for queries, keys and values."""
+    return product(x_BTD).view(*x_BTD.shape[:-1], 3, *heads).permute(2, 0, 3, 1, 4).unbind()
 
 
 class SlabLinear:

@@ -39,7 +39,7 @@ from training.evaluate import cross_entropy
 from training.optimizer import make_optimizers
 
 PARTS = {
-    "embeddings": r"^embed\.",
+    "embeddings": r"^(embed|bigrams)\.",
     "positions": r"^positions\.",
     "attention": r"\.attention\.(?!.*norm)",
     "MLP": r"\.mlp\.",

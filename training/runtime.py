@@ -184,11 +184,12 @@ def matrix_rate(device: str, precision: str, size: int = 0) -> float:
 def flops_per_token(model: nn.Module) -> float:
     """6 N + 12 n_layer d_model T: forward and backward through the N weights that multiply, and attention's two products.
 
-    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that aren't tied, learned positions)
-    doesn't count into N.
+    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that aren't tied, bigrams, learned
+    positions) doesn't count into N.
     """
     config = model.config
     looked_up = 0 if config.tie_embeddings else model.embed.weight.numel()
     looked_up += config.context_length * config.d_model if config.positions == "learned" else 0
+    looked_up += config.bigrams * config.d_model
     n_weight = sum(p.numel() for p in model.parameters()) - looked_up
     return 6 * n_weight + 12 * config.n_layer * config.d_model * config.context_length
