@@ -68,7 +68,7 @@ def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
             rates.append(runtime.matrix_rate("cpu", "float32", 2048))
             if name == "larger" and runs[name] == RUNS[name]:
                 limit = min(found["nanogpt-cpu"][0]["seconds"], NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates))
-                runs[name] += ("--max-steps", steps_within(0.95 * limit, RUNS[name], data))
+                runs[name] += ("--max-steps", steps_within(0.9 * limit, RUNS[name], data))
             found[name].append(run_training(*runs[name], "--seed", 1337 + len(found[name]), "--data", data))
             print(f"{name}: {found[name][-1]['seconds']:.1f} s, loss {found[name][-1]['val_loss']:.4f}", file=sys.stderr)
     seconds = {name: [run["seconds"] for run in made] for name, made in found.items()}

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from model.attention import KVCache
 from model.generate import generate
 from training import inference
-from training.inference import SlabLinear, prepare_for_sampling
+from training.inference import SlabLinear, one_by_one, prepare_for_sampling
 from training.runtime import autocast
 
 MODERN = {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "tie_embeddings": False, "bias": False}
@@ -94,7 +94,7 @@ def test_bfloat16_is_of_weights_and_products_alone(tiny):
             block.attention.project,
             block.mlp.up,
             block.mlp.project,
-            other.unembed,
+            other.unembed.__wrapped__,
         )
         assert [layer.keywords["weight"].dtype for layer in layers] == [torch.bfloat16] * 5
         kept = (block.attention_norm, block.mlp_norm, other.norm)
@@ -104,6 +104,26 @@ def test_bfloat16_is_of_weights_and_products_alone(tiny):
     }
     with autocast("cpu", "bfloat16"):
         assert_close(other(tokens).float(), model(tokens).float(), rtol=0.02, atol=0.05)
+
+
+def test_a_single_token_goes_without_onednn(tiny):
+    """In bfloat16, both through the blocks and to the logits; afterwards, also after an error, it is as it was."""
+    tokens, vectors = torch.ones(1, 1, dtype=torch.long), torch.ones(1, 16)
+    plain, rounded = (laid_out(tiny(d_model=16, n_head=2).float(), precision) for precision in ("float32", "bfloat16"))
+    seen = []
+    for model in (plain, rounded):
+        model.norm = lambda x, norm=model.norm: seen.append(torch.backends.mkldnn.enabled) or norm(x)
+        for batch in (tokens, tokens.expand(1, 2), tokens.expand(2, 1)):
+            with autocast("cpu", "bfloat16"):
+                model.features(batch)
+    before = torch.backends.mkldnn.enabled
+    assert seen == [before] * 3 + [False, before, before]
+    tell = one_by_one(lambda _: torch.backends.mkldnn.enabled)
+    assert [tell(x) for x in (vectors, vectors[None], vectors.expand(2, 16))] == [False, False, before]
+    assert [hasattr(model.unembed, "__wrapped__") for model in (plain, rounded)] == [False, True]
+    with pytest.raises(ZeroDivisionError):
+        one_by_one(lambda _: 1 / 0)(tokens)
+    assert torch.backends.mkldnn.enabled == before
 
 
 def test_slabs_are_for_processors_where_the_library_uses_one_thread(tiny, device, maker):

@@ -17,9 +17,11 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
 
     Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and values become one product, and
     weights are kept in `precision` (norms, embeddings and softmax stay in float32: to be run under `autocast`). In float32 on a
-    CPU not made by Intel the products are shared out among the threads, see `SlabLinear`.
+    CPU not made by Intel the products are shared out among the threads, see `SlabLinear`; in bfloat16 on a CPU a single token
+    goes without oneDNN, see `one_by_one`.
     """
-    slabs = precision == "float32" and model.embed.weight.device.type == "cpu" and "Intel" not in device_name("cpu")
+    on_cpu = model.embed.weight.device.type == "cpu"
+    slabs = precision == "float32" and on_cpu and "Intel" not in device_name("cpu")
 
     def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
         """What `layers` do, side by side."""
@@ -47,6 +49,28 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
                 setattr(module, name, called(layer))
+    if precision == "bfloat16" and on_cpu:
+        model.features, model.unembed = one_by_one(model.features), one_by_one(model.unembed)
+
+
+def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function of tokens (B, T) or of their vectors (..., D), but for a single token computed without oneDNN.
+
+    To set up a bfloat16 product takes oneDNN longer than the product of one row; PyTorch's own reads the matrix as fast as memory
+    gives it, but is slower from two rows on.
+    """
+
+    @functools.wraps(function)
+    def call(x: Tensor, *rest, **options) -> Tensor:
+        n_token = x.numel() // x.shape[-1] if x.is_floating_point() else x.numel()
+        before = torch.backends.mkldnn.enabled
+        torch.backends.mkldnn.enabled = before and n_token > 1
+        try:
+            return function(x, *rest, **options)
+        finally:
+            torch.backends.mkldnn.enabled = before
+
+    return call
 
 
 def projections(x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int]) -> tuple[Tensor, ...]:
