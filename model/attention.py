@@ -95,7 +95,7 @@ SHORT = 512
 
 
 def fused_attention(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-    """The same by PyTorch's fused kernel: out_BHTK, with neither scores nor weights held (on CPU dropout makes it hold them)."""
+    """The same by PyTorch's fused kernel: out_BHTK, holding neither scores nor weights, unless on a CPU with dropout or SHORT."""
     n_query, n_key = q_BHTK.shape[-2], k_BHSK.shape[-2]
     if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16 and mask.lengths is None and 1 < n_query <= n_key <= SHORT:
         return _short_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
