@@ -74,6 +74,7 @@ def test_swiglu_is_as_large_as_gelu(d_model):
         ({"dropout": 1.0}, ["dropout", "1.0"]),
         ({"dropout": float("nan")}, ["dropout", "nan"]),
         ({"window": -1}, ["window", "-1"]),
+        ({"bigrams": -1}, ["bigrams", "-1"]),
         ({"positions": "relative"}, ["positions", "relative", "rotary"]),
         ({"norm": "batchnorm"}, ["norm", "batchnorm", "rmsnorm"]),
         ({"mlp": "relu"}, ["mlp", "relu", "relu2"]),

@@ -546,6 +546,18 @@ def test_ragged_cache_without_lengths(tiny):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("bigrams", [0, 7])
+def test_a_replaced_row_goes_on_as_its_own(tiny, bigrams):
+    model, cache, other = tiny(bigrams=bigrams), KVCache(2, 8), KVCache(1, 8)
+    model(torch.tensor([[1, 2], [3, 4]]), cache=cache)
+    model(torch.tensor([[5, 6, 7]]), cache=other)
+    cache.replace([1], other)
+    after = model(torch.tensor([[8], [9]]), cache=cache)[:, -1]
+    near(after[0], model(torch.tensor([[1, 2, 8]]))[0, -1])
+    near(after[1], model(torch.tensor([[5, 6, 7, 9]]))[0, -1])
+
+
+@torch.no_grad()
 def test_cache_is_no_wider_than_the_values(tiny, device):
     """Under autocast it holds bfloat16."""
     cache = KVCache(1, 8)
