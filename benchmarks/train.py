@@ -1,8 +1,8 @@
 """Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds go, start-up, a GPU's figures.
 
-    python -m benchmarks.train                              # all but best: about 25 minutes on two cores
+    python -m benchmarks.train                              # all but best: 11 to 25 minutes on two cores
     python -m benchmarks.train speedrun --rounds 3          # goals of time and of loss, whole processes, alternating
-    python -m benchmarks.train best                         # speedrun-best once: 15 minutes, the curve of its best loss
+    python -m benchmarks.train best                         # speedrun-best once: 4 to 15 minutes, the curve of its best loss
 
 Every loss is the whole-split loss. Needs tinyshakespeare: python -m data.prepare tinyshakespeare
 """

@@ -23,8 +23,8 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class MLP(nn.Module):
     """What each token does by itself, in a wider space, with what attention brought.
 
-    gelu: down(gelu(up x)), GPT-2, with its tanh form. relu2: down(relu(up x)^2), So et al. 2021, "Primer". swiglu: down(silu(gate
-    x) * up x), Shazeer 2020, "GLU Variants Improve Transformer".
+    gelu: down(gelu(up x)), GPT-2's tanh form; gelu_exact: x Phi(x) itself (Hendrycks and Gimpel 2016). relu2: down(relu(up x)^2),
+    So et al. 2021, "Primer". swiglu: down(silu(gate x) * up x), Shazeer 2020, "GLU Variants Improve Transformer".
     """
 
     def __init__(self, config: ModelConfig):
