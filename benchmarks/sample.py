@@ -123,13 +123,14 @@ def main() -> None:
             )
             record.append({"batch": batch, "device": device, "precision": precision, "ours": rates["ours", device, precision],
                            "transformers": rates["transformers", device, precision]})  # fmt: skip
-    bound, edge = statistics.median(bounds), past_the_edge(config, vocab_size, cpu_precisions()[-1])
+    bound, last = statistics.median(bounds), cpu_precisions()[-1]
+    edge = past_the_edge(config, vocab_size, last)
     single = [statistics.median(r["ours"]) for r in record if r["batch"] == 1 and r["device"] == "cpu"]
     notes = [
         f"Reading the {n_weight:,} weights once a token in float32, at {bound * n_weight / 2.5e8:.1f} GB/s, allows {bound:,.0f} "
         "tokens/s" + (f"; one prompt reaches {max(single) / bound:.0%} of that." if single else "."),
-        f"Past the context's edge: {edge:,.0f} tokens/s on average. After {config.context_length // 2:,} tokens each the last "
-        "half of the context is read anew, in one pass, as its positions have changed; the rest goes through the cache.",
+        f"Past the context's edge: {edge:,.0f} tokens/s on average in {last}. After {config.context_length // 2:,} tokens each "
+        "the last half of the context is read anew, in one pass, as its positions have changed; the rest goes through the cache.",
         *([] if torch.cuda.is_available() else ["GPU: none at hand, so nothing was measured on one."]),
     ]
     title = f"Sampling {n_token} tokens, {n_weight / 1e6:.1f}M parameters, context {config.context_length:,}"

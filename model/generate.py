@@ -53,9 +53,9 @@ def _read(model: GPT, rows: list[list[int]], cache: KVCache | None = None) -> Te
 
 @torch.inference_mode()
 def generate(
-    model: GPT, prompts: Sequence[Sequence[int]], max_new_tokens: int, use_cache: bool = True, **drawing: float | Generators
+    model: GPT, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, use_cache: bool = True, **drawing: float | Generators
 ) -> Iterator[list[int]]:
-    """Continue each prompt (one token at least), in eval mode: yields every row's new token, `max_new_tokens` times.
+    """Continue each prompt (one token at least): yields every row's new token, `max_new_tokens` times; `model` is in eval mode.
 
     A row that has outgrown the context keeps its last `context_length // 2` tokens, reads them anew from position 0 and goes on.
     That is what it is conditioned on, whatever the kind of positions, with the cache or without. Rows do not touch each other.

@@ -101,7 +101,7 @@ class GPT(nn.Module):
         """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
-        x_BTD, n_read = self.embed(tokens_BT), 0
+        x_BTD, n_read, last = self.embed(tokens_BT), 0, 0
         if cache:
             read = cache.lengths
             if mask.lengths is None and len(set(read)) > 1:
@@ -115,7 +115,7 @@ class GPT(nn.Module):
             if cache:
                 before_BT[:, :1] = torch.where(n_read > 0, cache.last, 0)
                 n_new = torch.tensor(ends, device=tokens_BT.device)[:, None] - n_read
-                cache.last = tokens_BT.gather(1, (n_new - 1).clamp(min=0))
+                last = tokens_BT.gather(1, (n_new - 1).clamp(min=0))
             x_BTD = x_BTD + self.bigrams((before_BT * self.vocab_size + tokens_BT) % self.config.bigrams)
         positions_BT = torch.arange(n_token, device=tokens_BT.device)[None] + n_read
         x_BTD = self.dropout(self.positions.add(x_BTD, positions_BT))
@@ -123,7 +123,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, mask, rotation, partial(cache.write, layer) if cache else None)
         if cache:
-            cache.lengths = ends
+            cache.lengths, cache.last = ends, last
         return self.norm(x_BTD)
 
     def forward(self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:

@@ -317,6 +317,14 @@ def test_short_attention_in_bfloat16(causal, window, n_query):
 
 
 @TWINS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_may_share_keys_and_values(attend, dtype, device):
+    query, *rest = (some(2, n_head, 6, 8, dtype=dtype, device=device, grad=False) for n_head in (3, 1, 1))
+    shared = attend(query, *rest, Mask(), 0.0)
+    assert_close(shared, attend(query, *(x.repeat(1, 3, 1, 1) for x in rest), Mask(), 0.0), rtol=4 * ULP16, atol=4 * ULP16)
+
+
+@TWINS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_fully_masked(attend, dtype, device):
     """A row of no keys, and padded queries whose window ends before they begin: zeros, with gradients finite everywhere and

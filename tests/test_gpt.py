@@ -546,6 +546,14 @@ def test_ragged_cache_without_lengths(tiny):
 
 
 @torch.no_grad()
+def test_a_cache_that_was_full_goes_on_as_before(tiny):
+    model, cache = tiny(bigrams=121), KVCache(1, 4)
+    model(torch.tensor([[1, 2, 3]]), cache=cache)
+    with pytest.raises(ValueError, match="do not fit"):
+        model(torch.tensor([[4, 5]]), cache=cache)
+    near(model(torch.tensor([[6]]), cache=cache)[0, -1], model(torch.tensor([[1, 2, 3, 6]]))[0, -1])
+
+
 @pytest.mark.parametrize("bigrams", [0, 7])
 def test_a_replaced_row_goes_on_as_its_own(tiny, bigrams):
     model, cache, other = tiny(bigrams=bigrams), KVCache(2, 8), KVCache(1, 8)

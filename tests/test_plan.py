@@ -333,6 +333,21 @@ def test_what_takes_too_long_is_not_timed(monkeypatch):
     assert "not measured: one sequence" in plans.describe(plan, plans.time_steps(plan))
 
 
+@pytest.mark.parametrize(
+    ("options", "holds"),
+    [
+        ({"precision": "float32", "context_length": 512}, False),
+        ({"precision": "float32", "context_length": 512, "dropout": 0.1}, True),
+        ({"precision": "bfloat16", "context_length": 512}, True),
+        ({"precision": "bfloat16", "context_length": 513}, False),
+    ],
+)
+def test_it_says_where_fused_attention_holds_the_weights(options, holds):
+    """And so it is: 2 bytes a weight at least, of 2 layers, 2 heads and 3 rows, are kept for the backward pass, or not."""
+    assert ("fused attention holds the n^2 weights" in plans.describe(make_plan(small(**options), 50))) == holds
+    assert (counted(**options)[1]["activations"] > 2 * 2 * 2 * 3 * options["context_length"] ** 2) == holds
+
+
 def test_the_largest_preset_is_planned_without_its_weights():
     code = """
 import resource, sys

@@ -32,6 +32,7 @@ from configs import Config
 from data.batches import Dataset, n_windows
 from data.tokenizer import load_tokenizer
 from errors import UserError
+from model.attention import SHORT
 from model.gpt import GPT
 from training import runtime
 from training.command_line import preparing_command
@@ -314,6 +315,7 @@ def describe(plan: Plan, times: dict[str, float] | None = None) -> str:
     """The plan in words and figures; with what `time_steps` gives, the time to finish and the model FLOPs utilisation."""
     config, optim, run, shape, n_token = plan.config, plan.config.optim, plan.config.run, plan.config.model, plan.n_token
     attention, tokens = 12 * shape.n_layer * shape.d_model * shape.context_length, optim.batch_size * shape.context_length
+    holds = shape.dropout or (run.precision == "bfloat16" and shape.context_length <= SHORT)
     epochs = f" = {plan.end * optim.batch_size / n_windows(n_token, shape.context_length):.2f} epochs" if n_token else ""
     ways = {"fused": {}, "explicit": {"attention": "explicit"}, "either, with recompute": {"recompute": True}}
     kept = {
@@ -349,7 +351,7 @@ def describe(plan: Plan, times: dict[str, float] | None = None) -> str:
         *(f"{size / 2**20:>16,.0f}  {part}" for part, size in plan.memory.items() if size),
         "activations for the backward pass, MiB: "
         + ", ".join(f"{parts['activations'] / 2**20:,.0f} {way}" for way, parts in kept.items()),
-        *(["            (on CPU dropout makes fused attention hold the n^2 weights too)"] if shape.dropout else []),
+        *(["            (on this CPU fused attention holds the n^2 weights too)"] if run.device == "cpu" and holds else []),
         f"time        {pace}",
     ]
     return "\n".join(lines)
