@@ -90,7 +90,7 @@ def main() -> int:
     if live := len(rows) == 1:  # one text is shown as it is drawn, several one after the other
         print(prompts[0], end="", flush=True)
     with autocast(device, precision):
-        drawing = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+        drawing = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
         for tokens in generate(model, ids, options.max_new_tokens, generators=generators, **drawing):
             for row, token in zip(rows, tokens, strict=True):
                 shown = row.push(None if token == tokenizer.separator else token)

@@ -153,7 +153,7 @@ class KVCache:
 
     def __init__(self, n_row: int, capacity: int):
         self.lengths, self.capacity = [0] * n_row, capacity
-        self.last: Tensor | int = 0  # the last token of each row, (B, 1), where the model has to know it
+        self.last = [0] * n_row  # each row's last token, where the model has to know it
         self.layers: list[tuple[Tensor, Tensor]] = []
 
     def write(self, layer: int, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,10 +183,8 @@ class KVCache:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for store, new in zip(mine, theirs, strict=True):
                 store[rows] = new
-        if isinstance(self.last, Tensor):
-            self.last[rows] = other.last
-        for row, length in zip(rows, other.lengths, strict=True):
-            self.lengths[row] = length
+        for row, length, last in zip(rows, other.lengths, other.last, strict=True):
+            self.lengths[row], self.last[row] = length, last
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]

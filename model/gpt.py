@@ -101,21 +101,20 @@ class GPT(nn.Module):
         """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments as in `forward`."""
         mask = mask or self.mask()
         n_token = tokens_BT.shape[1]
-        x_BTD, n_read, last = self.embed(tokens_BT), 0, 0
+        x_BTD, n_read = self.embed(tokens_BT), 0
         if cache:
-            read = cache.lengths
+            read, last = cache.lengths, cache.last
             if mask.lengths is None and len(set(read)) > 1:
                 mask = replace(mask, lengths=torch.tensor(read, device=tokens_BT.device) + n_token)
             ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
             if [max(end - n_token, 0) for end in ends] != read:
                 raise ValueError(f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache")
-            n_read = torch.tensor(read if len(set(read)) > 1 else read[:1], device=tokens_BT.device)[:, None]  # (B or 1, 1)
+            n_read = read[0] if len(set(read)) == 1 else torch.tensor(read, device=tokens_BT.device)[:, None]
         if self.bigrams is not None:
             before_BT = F.pad(tokens_BT[:, :-1], (1, 0))
             if cache:
-                before_BT[:, :1] = torch.where(n_read > 0, cache.last, 0)
-                n_new = torch.tensor(ends, device=tokens_BT.device)[:, None] - n_read
-                last = tokens_BT.gather(1, (n_new - 1).clamp(min=0))
+                before_BT[:, 0] = torch.tensor([token if n else 0 for token, n in zip(last, read, strict=True)])
+                last = [row[end - n - 1] for row, end, n in zip(tokens_BT.tolist(), ends, read, strict=True)]
             x_BTD = x_BTD + self.bigrams((before_BT * self.vocab_size + tokens_BT) % self.config.bigrams)
         positions_BT = torch.arange(n_token, device=tokens_BT.device)[None] + n_read
         x_BTD = self.dropout(self.positions.add(x_BTD, positions_BT))

@@ -1,5 +1,7 @@
 """What several tests share: the devices, a seed for every test, and a small model whose every parameter matters."""
 
+import signal
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 
 torch.set_num_threads(1)  # for tensors as small as the tests' a second thread costs more than it brings
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so would what a test starts
 
 
 @pytest.fixture(autouse=True)
