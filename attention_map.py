@@ -22,7 +22,9 @@ class Options:
     run: Annotated[str, tyro.conf.Positional]
     """A run folder or a checkpoint file."""
     text: str = ""
-    """The text to look at. Default: what the run was watched on while it learned, else what the model writes itself."""
+    """The text to look at. Default: what the run was watched on while it learned, else what the
+    model writes itself.
+    """
     out: str = ""
     """FILE.html, FILE.png or FILE.svg; default: attention.html in the run's folder."""
     layer: tuple[int, ...] = ()
@@ -30,19 +32,29 @@ class Options:
     head: tuple[int, ...] = ()
     """Heads of each of these layers to show; default: all."""
     tokens: str = ""
-    """FIRST:END, the range of the text's tokens that the model reads, at most its context; default: all of the text."""
+    """FIRST:END, the range of the text's tokens that the model reads, at most its context; default:
+    all of the text.
+    """
     show: Literal["maps", "roles", "learning"] = "maps"
-    """What a picture shows: maps (a head, a layer, the grid), the table of roles, or loss and roles over training."""
+    """What a picture shows: maps (a head, a layer, the grid), the table of roles, or loss and roles
+    over training.
+    """
     json: str = ""
-    """Write every head's role scores, entropy and distance profile, and the effect of --ablate, to this file."""
+    """Write every head's role scores, entropy and distance profile, and the effect of --ablate, to
+    this file.
+    """
     ablate: tuple[str, ...] = ()
-    """L.H ...: zero the output of these heads, one at a time and all together, and report what the loss becomes."""
+    """L.H ...: zero the output of these heads, one at a time and all together, and report what the
+    loss becomes.
+    """
     max_mb: float = 15.0
     """Largest page to write, in megabytes."""
 
 
 def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
-    """The ids that the model is to read. Raises UserError where a range is wrong or they exceed the context."""
+    """The ids that the model is to read. Raises UserError where a range is wrong or they exceed the
+    context.
+    """
     limit = model.config.context_length
     if options.text:
         ids = tokenizer.encode(options.text).tolist()
@@ -54,19 +66,30 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
         from model.generate import generate
 
         start, generators = tokenizer.separator or 0, [torch.Generator().manual_seed(0)]
-        ids = [row[0] for row in generate(model, [[start]], min(limit, 128), temperature=0.8, generators=generators)]
+        ids = [
+            row[0]
+            for row in generate(
+                model, [[start]], min(limit, 128), temperature=0.8, generators=generators
+            )
+        ]
     first, _, end = (options.tokens or f"0:{len(ids)}").partition(":")
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= len(ids)):
-        raise UserError(f"--tokens is {options.tokens!r}; it must be FIRST:END, 0 <= FIRST < END <= {len(ids)} (all there are)")
+        raise UserError(
+            f"--tokens is {options.tokens!r}; it must be FIRST:END, 0 <= FIRST < END <= {len(ids)} (all there are)"
+        )
     ids = ids[int(first) : int(end)]
     if len(ids) > limit:
         found = f"{len(ids):,} tokens are to be read, the model reads {limit:,} at once"
-        raise UserError(f"{found}\nchoose a part of the text, for example --tokens {first}:{int(first) + limit}")
+        raise UserError(
+            f"{found}\nchoose a part of the text, for example --tokens {first}:{int(first) + limit}"
+        )
     return ids
 
 
 def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[dict]:
-    """The loss on the text, and on validation data where that is there, whole and without heads, one by one and together."""
+    """The loss on the text, and on validation data where that is there, whole and without heads,
+    one by one and together.
+    """
     import numpy as np
 
     from data.batches import Dataset
@@ -74,18 +97,30 @@ def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[di
     from viz.roles import ablate_heads
 
     parts = [name.partition(".") for name in names]
-    if wrong := [name for name, part in zip(names, parts, strict=True) if not (part[0].isdecimal() and part[2].isdecimal())]:
+    if wrong := [
+        name
+        for name, part in zip(names, parts, strict=True)
+        if not (part[0].isdecimal() and part[2].isdecimal())
+    ]:
         raise UserError(f"--ablate takes LAYER.HEAD, such as 2.1; found {wrong[0]!r}")
     heads = [(int(layer), int(head)) for layer, _, head in parts]
-    texts, folder = {"text": np.array(ids)} if len(ids) > 1 else {}, Path(checkpoint.config["data"]["data"])
-    if (folder / "dataset.json").exists() and (dataset := Dataset(folder)).tokenizer_spec == checkpoint.tokenizer:
+    texts, folder = (
+        {"text": np.array(ids)} if len(ids) > 1 else {},
+        Path(checkpoint.config["data"]["data"]),
+    )
+    if (folder / "dataset.json").exists() and (
+        dataset := Dataset(folder)
+    ).tokenizer_spec == checkpoint.tokenizer:
         texts["validation"] = dataset.tokens["val"]
     results = []
     for group in [[], *([head] for head in heads), *([heads] if len(heads) > 1 else [])]:
         with ablate_heads(model, group):
             losses = {name: split_loss(model, tokens, 16, 8) for name, tokens in texts.items()}
         results.append({"ablated": [f"{layer}.{head}" for layer, head in group], "loss": losses})
-        change = [f"{name} {loss:.4f} ({loss - results[0]['loss'][name]:+.4f})" for name, loss in losses.items()]
+        change = [
+            f"{name} {loss:.4f} ({loss - results[0]['loss'][name]:+.4f})"
+            for name, loss in losses.items()
+        ]
         print(f"loss without {' '.join(results[-1]['ablated']) or 'ablation'}: {', '.join(change)}")
     return results
 
@@ -108,19 +143,33 @@ def main() -> int:
     watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
     ids = choose_tokens(options, model, tokenizer, watched)
     try:
-        shown = maps.read_text(model, ids, tokenizer.decode_bytes).select(options.layer, options.head)
+        shown = maps.read_text(model, ids, tokenizer.decode_bytes).select(
+            options.layer, options.head
+        )
         ablations = ablate(options.ablate, model, checkpoint, ids) if options.ablate else []
     except ValueError as error:  # a layer or head that isn't there
         raise UserError(str(error)) from None
     measured = roles.measure_roles(shown, roles.induction_scores(model))
     log, title = read_log(folder / "log.jsonl"), folder.resolve().name
-    curve = [(line["step"], line["train_loss"], line["val_loss"]) for line in log if line["kind"] == "eval"]
+    curve = [
+        (line["step"], line["train_loss"], line["val_loss"])
+        for line in log
+        if line["kind"] == "eval"
+    ]
     if out.suffix == ".html":
         c = model.config
-        facts = [f"{c.n_layer} layers of {c.n_head} heads, width {c.d_model}, context {c.context_length}"]
+        facts = [
+            f"{c.n_layer} layers of {c.n_head} heads, width {c.d_model}, context {c.context_length}"
+        ]
         facts += [f"step {checkpoint.step:,}"]
-        facts += [f"validation loss {val_loss:.3f}" for step, _, val_loss in curve if step == checkpoint.step]
-        text = page.render_page(shown, measured, title, facts, watched, curve, int(options.max_mb * 1e6))
+        facts += [
+            f"validation loss {val_loss:.3f}"
+            for step, _, val_loss in curve
+            if step == checkpoint.step
+        ]
+        text = page.render_page(
+            shown, measured, title, facts, watched, curve, int(options.max_mb * 1e6)
+        )
         temporary = out.with_name(f"{out.name}.tmp")
         temporary.write_text(text, encoding="utf-8", newline="\n")
         os.replace(temporary, out)
@@ -131,15 +180,24 @@ def main() -> int:
     elif watched:
         figures.draw_learning(watched, curve, title, out)
     else:
-        raise UserError(f"{folder} holds no snapshots of its training (attention/); train.py writes them at its evaluations")
+        raise UserError(
+            f"{folder} holds no snapshots of its training (attention/); train.py writes them at its evaluations"
+        )
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"
     print(f"{out}: {size}, {out.stat().st_size / 1e6:.1f} MB")
     report = roles.report(measured, shown.layers, shown.heads)
     for role in (*roles.ROLES, "mixed"):
-        if found := [f"{head['layer']}.{head['head']}" for head in report["heads"] if head["role"] == role]:
+        if found := [
+            f"{head['layer']}.{head['head']}" for head in report["heads"] if head["role"] == role
+        ]:
             print(f"  {role}: {' '.join(found)}")
     if options.json:
-        report |= {"run": options.run, "step": checkpoint.step, "n_token": len(ids), "ablations": ablations}
+        report |= {
+            "run": options.run,
+            "step": checkpoint.step,
+            "n_token": len(ids),
+            "ablations": ablations,
+        }
         report["forming"] = watched.forming() if watched else None
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0

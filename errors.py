@@ -1,4 +1,6 @@
-"""How a command ends: the one error a user can mend, and what becomes of it. Imports the standard library alone."""
+"""How a command ends: the one error a user can mend, and what becomes of it. Imports the standard
+library alone.
+"""
 
 import os
 import sys
@@ -6,24 +8,31 @@ from collections.abc import Callable
 
 
 class UserError(Exception):
-    """Something the user can put right. Its text says what was wrong, what was found and what to do.
+    """Something the user can put right. Its text says what was wrong, what was found and what to
+    do.
 
-    Any package may raise it; `run_command` turns it into one or two lines on stderr and exit code 2, without a traceback.
+    Any package may raise it; `run_command` turns it into one or two lines on stderr and exit code
+    2, without a traceback.
     """
 
 
 class MachineError(Exception):
-    """The run or the machine failed in a way that is understood (a full disk, a loss that is no number): a line, exit code 1."""
+    """The run or the machine failed in a way that is understood (a full disk, a loss that is no
+    number): a line, exit code 1.
+    """
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit with its code: 2 for a `UserError`, 1 for a `MachineError`, 130 for Ctrl-C, else what
-    `main` returns.
+    """Run a command's `main` and exit with its code: 2 for a `UserError`, 1 for a `MachineError`,
+    130 for Ctrl-C, else what `main` returns.
 
-    A closed pipe (`... | head`) ends quietly, as a Unix filter does. Any other exception is a fault of the program or of the
-    machine: its traceback is printed and Python exits with code 1.
+    A closed pipe (`... | head`) ends quietly, as a Unix filter does. Any other exception is a fault
+    of the program or of the machine: its traceback is printed and Python exits with code 1.
     """
-    for stream in (sys.stdout, sys.stderr):  # text in any alphabet is printed even where the locale is "C"
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # text in any alphabet is printed even where the locale is "C"
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
@@ -36,6 +45,8 @@ def run_command(main: Callable[[], int | None]) -> None:
         print("interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes stdout once more at exit
         code = 141
     sys.exit(code or 0)

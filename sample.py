@@ -1,7 +1,7 @@
 """Continue a prompt with a trained model.
 
-python sample.py runs/shakespeare-char --prompt "To be, or not"
-python sample.py runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
+python sample.py runs/shakespeare-char --prompt "To be, or not" python sample.py
+runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
 """
 
 import sys
@@ -16,7 +16,9 @@ from errors import run_command
 
 @dataclass(frozen=True)
 class Options:
-    """Continue a prompt with a trained model. A text ends at a stop string, at the end of a document, or after max_new_tokens."""
+    """Continue a prompt with a trained model. A text ends at a stop string, at the end of a
+    document, or after max_new_tokens.
+    """
 
     run: tyro.conf.Positional[str]
     """Run folder (its best.pt, else checkpoint.pt) or checkpoint file."""
@@ -43,18 +45,33 @@ class Options:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products. auto: as in training, the fastest that the hardware multiplies natively."""
+    """Of matrix products. auto: as in training, the fastest that the hardware multiplies
+    natively.
+    """
 
     def __post_init__(self):
-        given = [f"--{name.replace('_', '-')}" for name in ("prompt", "prompt_file", "prompts_file") if getattr(self, name)]
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in ("prompt", "prompt_file", "prompts_file")
+            if getattr(self, name)
+        ]
         for wrong, message in (
             (len(given) > 1, f"{' and '.join(given)} are given; take one of them"),
-            (self.max_new_tokens < 0, f"max_new_tokens is {self.max_new_tokens}; it must be at least 0"),
-            (not 0 <= self.temperature < float("inf"), f"temperature is {self.temperature}; it must be at least 0"),
+            (
+                self.max_new_tokens < 0,
+                f"max_new_tokens is {self.max_new_tokens}; it must be at least 0",
+            ),
+            (
+                not 0 <= self.temperature < float("inf"),
+                f"temperature is {self.temperature}; it must be at least 0",
+            ),
             (self.top_k < 0, f"top_k is {self.top_k}; it must be at least 0 (0: no limit)"),
             (not 0 < self.top_p <= 1, f"top_p is {self.top_p}; it must be above 0 and at most 1"),
             (self.num_samples < 1, f"num_samples is {self.num_samples}; it must be at least 1"),
-            (not 0 <= self.seed < 2**63, f"seed is {self.seed}; it must be at least 0 and below 2^63"),
+            (
+                not 0 <= self.seed < 2**63,
+                f"seed is {self.seed}; it must be at least 0 and below 2^63",
+            ),
             ("" in self.stop, "a stop string is empty"),
         ):
             if wrong:
@@ -79,19 +96,31 @@ def main() -> int:
     precision = best_precision(device) if options.precision == "auto" else options.precision
     model, tokenizer, _ = open_run(options.run, device)
     prepare_for_sampling(model, precision)
-    ids = [[int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer) for prompt in prompts]
+    ids = [
+        [int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer)
+        for prompt in prompts
+    ]
     limit = model.config.context_length
     if (longest := max(map(len, ids))) > limit:
         kept = f"its last {max(1, limit // 2)} are read"
-        print(f"note: a prompt has {longest} tokens, the context holds {limit}: {kept}", file=sys.stderr)
+        print(
+            f"note: a prompt has {longest} tokens, the context holds {limit}: {kept}",
+            file=sys.stderr,
+        )
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
     generators = [torch.Generator().manual_seed(options.seed + index) for index in range(len(rows))]
     if live := len(rows) == 1:  # one text is shown as it is drawn, several one after the other
         print(prompts[0], end="", flush=True)
     with autocast(device, precision):
-        drawing = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        for tokens in generate(model, ids, options.max_new_tokens, generators=generators, **drawing):
+        drawing = {
+            "temperature": options.temperature,
+            "top_k": options.top_k,
+            "top_p": options.top_p,
+        }
+        for tokens in generate(
+            model, ids, options.max_new_tokens, generators=generators, **drawing
+        ):
             for row, token in zip(rows, tokens, strict=True):
                 shown = row.push(None if token == tokenizer.separator else token)
                 if live:
@@ -100,7 +129,11 @@ def main() -> int:
                 break
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         rest = row.push(None)
-        print(rest if live else f"{'' if index == 0 else chr(10)}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}")
+        print(
+            rest
+            if live
+            else f"{'' if index == 0 else chr(10)}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}"
+        )
     return 0
 
 

@@ -3,7 +3,8 @@
     python train.py shakespeare-char --out runs/one
     python train.py runs/one/config.json --n-layer 6 --out runs/two
 
-Step s is a function of the state and of s: its batch and its dropout are drawn from (seed, s), with nothing else to remember.
+Step s is a function of the state and of s: its batch and its dropout are drawn from (seed, s), with
+nothing else to remember.
 """
 
 import sys
@@ -34,7 +35,9 @@ def main() -> int:
 
 
 def train(config) -> int:
-    """Run `config` to its end, or on from where its folder stands. Returns the exit code: 0, or 75 where a signal stopped it."""
+    """Run `config` to its end, or on from where its folder stands. Returns the exit code: 0, or 75
+    where a signal stopped it.
+    """
     import contextlib
     import dataclasses
     import math
@@ -79,21 +82,37 @@ def train(config) -> int:
             optimizer.load_state_dict(distributed.scatter_optimizer(optimizer, moments))
         scaler.load_state_dict(state.scaler)
     state = dataclasses.replace(state, optimizer=[])  # it lives in the optimisers now
-    start, best_val_loss, since_best = state.step, state.best_val_loss, state.counters.get("since_best", 0)
+    start, best_val_loss, since_best = (
+        state.step,
+        state.best_val_loss,
+        state.counters.get("since_best", 0),
+    )
 
     def micro_batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global batch of `step`."""
+        """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global
+        batch of `step`.
+        """
         rows = range(index * micro_batch_size, (index + 1) * micro_batch_size)
-        tokens, targets = training_batch(dataset.tokens["train"], context_length, optim.batch_size, run.seed, step, rows)
+        tokens, targets = training_batch(
+            dataset.tokens["train"], context_length, optim.batch_size, run.seed, step, rows
+        )
         return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     def save(step: int, names: list[str]) -> None:
-        """Copy the state after `step` updates and have it written under each name; all processes take part."""
+        """Copy the state after `step` updates and have it written under each name; all processes
+        take part.
+        """
         saver.wait()  # so that there is never more than one copy
         tensors = runs.snapshot(model, optimizers, scaler, processes.is_main)
-        numbers = {"step": step, "best_val_loss": best_val_loss, "counters": {"since_best": since_best}}
+        numbers = {
+            "step": step,
+            "best_val_loss": best_val_loss,
+            "counters": {"since_best": since_best},
+        }
         if processes.is_main:
-            saver.save(dataclasses.replace(state, **tensors, **numbers), *(folder / name for name in names))
+            saver.save(
+                dataclasses.replace(state, **tensors, **numbers), *(folder / name for name in names)
+            )
 
     if processes.is_main:
         runs.start_folder(folder, config, resumed)
@@ -113,18 +132,34 @@ def train(config) -> int:
             if step > recorded and (is_last or (run.eval_every and step % run.eval_every == 0)):
                 with log.phase("evaluate"):
                     with runtime.autocast(run.device, run.precision):
-                        losses = evaluate(model, dataset, micro_batch_size, run.eval_batches * optim.batch_size, processes)
+                        losses = evaluate(
+                            model,
+                            dataset,
+                            micro_batch_size,
+                            run.eval_batches * optim.batch_size,
+                            processes,
+                        )
                         sample = runs.draw_sample(model, tokenizer, run.sample_tokens, run.seed)
                     if run.probe_tokens and processes.is_main and not processes.is_sharded:
-                        save_probe(folder / "attention", step, model, dataset.tokens["val"][: run.probe_tokens].tolist())
+                        save_probe(
+                            folder / "attention",
+                            step,
+                            model,
+                            dataset.tokens["val"][: run.probe_tokens].tolist(),
+                        )
                 is_best = losses["val_loss"] < best_val_loss
-                best_val_loss, since_best = min(best_val_loss, losses["val_loss"]), 0 if is_best else since_best + 1
+                best_val_loss, since_best = (
+                    min(best_val_loss, losses["val_loss"]),
+                    0 if is_best else since_best + 1,
+                )
                 names = [checkpoints.BEST] * is_best
                 log.evaluation(step, losses, sample, is_best)
                 model.train()
             worn_out = 0 < run.patience <= since_best
             is_end = is_last or 0 < run.stop_at <= step or signalled or late or worn_out
-            if step > recorded and (is_end or step == 0 or (run.save_every and step % run.save_every == 0)):
+            if step > recorded and (
+                is_end or step == 0 or (run.save_every and step % run.save_every == 0)
+            ):
                 names.append(checkpoints.LATEST)
             if names:
                 with log.phase("save"):
@@ -148,7 +183,9 @@ def train(config) -> int:
                         scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
             overtime = 0 < run.max_minutes * 60 < time.perf_counter() - began
-            loss, signals, overtimes = processes.sum(loss / processes.count, bool(stop.received), overtime, device=device)
+            loss, signals, overtimes = processes.sum(
+                loss / processes.count, bool(stop.received), overtime, device=device
+            )
             signalled, late, lr = signals > 0, overtimes > 0, learning_rate(step, optim)
             with log.phase("optimizer"):
                 for optimizer in optimizers:
@@ -163,7 +200,9 @@ def train(config) -> int:
                 model.zero_grad(set_to_none=True)
             bad_steps = 0 if is_finite else bad_steps + 1
             if bad_steps:
-                log.say(f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
+                log.say(
+                    f"step {step + 1:,}: loss {loss}, gradient norm {grad_norm}: update skipped"
+                )
             if bad_steps == runs.BAD_STEPS_ALLOWED[run.precision]:
                 raise MachineError(runs.not_finite(step + 1, config))
             if (step + 1) % run.log_every == 0 or step + 1 == optim.max_steps:
@@ -173,8 +212,19 @@ def train(config) -> int:
 
     if processes.is_main:
         plot_losses(folder)
-        reasons = {"no improvement": worn_out, "time is up": late, stop.received or "signal": signalled}
-        print(runs.farewell(step, best_val_loss, config, next((why for why, holds in reasons.items() if holds), "as asked")))
+        reasons = {
+            "no improvement": worn_out,
+            "time is up": late,
+            stop.received or "signal": signalled,
+        }
+        print(
+            runs.farewell(
+                step,
+                best_val_loss,
+                config,
+                next((why for why, holds in reasons.items() if holds), "as asked"),
+            )
+        )
     return distributed.leave(75 if signalled else 0)
 
 

@@ -1,9 +1,11 @@
-"""Attention over context length: explicit, fused, and fused within a window; milliseconds and memory, and how they grow.
+"""Attention over context length: explicit, fused, and fused within a window; milliseconds and
+memory, and how they grow.
 
     python -m benchmarks.attention
 
-Forward and backward of one head of width 64, no dropout. Memory is what a fresh process's peak resident memory grows by. The
-exponent p of time or memory ~ n^p is fitted to the upper half of the lengths. Explicit attention at 16,384 takes 9 GB.
+Forward and backward of one head of width 64, no dropout. Memory is what a fresh process's peak
+resident memory grows by. The exponent p of time or memory ~ n^p is fitted to the upper half of the
+lengths. Explicit attention at 16,384 takes 9 GB.
 """
 
 import multiprocessing
@@ -72,8 +74,14 @@ def main() -> None:
         times = [seconds(attend, mask, n) for n in lengths]
         memory = [peak_bytes(attend, mask, n) for n in lengths]
         measured[name] = {"lengths": lengths, "seconds": times, "bytes": memory}
-        cells = {f"{n:,}": f"{t * 1e3:,.0f} ms, {m / 2**20:,.0f} MiB" for n, t, m in zip(lengths, times, memory, strict=True)}
-        growth = {"time ~": f"n^{exponent(lengths, times):.2f}", "memory ~": f"n^{exponent(lengths, memory):.2f}"}
+        cells = {
+            f"{n:,}": f"{t * 1e3:,.0f} ms, {m / 2**20:,.0f} MiB"
+            for n, t, m in zip(lengths, times, memory, strict=True)
+        }
+        growth = {
+            "time ~": f"n^{exponent(lengths, times):.2f}",
+            "memory ~": f"n^{exponent(lengths, memory):.2f}",
+        }
         rows.append({"attention": name} | cells | growth)
     publish(arguments.out, {"Attention over context length": rows}, measured)
     plot(measured, arguments.plot)

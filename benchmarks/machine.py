@@ -1,4 +1,6 @@
-"""What every benchmark shares: the machine described, figures printed and kept, and train.py run as a user runs it."""
+"""What every benchmark shares: the machine described, figures printed and kept, and train.py run as
+a user runs it.
+"""
 
 import argparse
 import contextlib
@@ -25,7 +27,9 @@ RESULTS = ROOT / "runs" / "benchmarks"
 
 
 def cpu_precisions() -> list[str]:
-    """float32, and beside it bfloat16 where the CPU multiplies that faster: emulated, a product would take minutes."""
+    """float32, and beside it bfloat16 where the CPU multiplies that faster: emulated, a product
+    would take minutes.
+    """
     return ["float32"] + [p for p in [best_precision("cpu")] if p != "float32"]
 
 
@@ -38,7 +42,9 @@ def describe_machine() -> str:
         f"matrix product of 2048 x 2048 on CPU, GFLOP/s: {rates}",
     ]
     if torch.cuda.is_available():
-        lines.append(f"GPU: {device_name('cuda')}, bfloat16 {matrix_rate('cuda', 'bfloat16', 8192) / 1e12:,.0f} TFLOP/s")
+        lines.append(
+            f"GPU: {device_name('cuda')}, bfloat16 {matrix_rate('cuda', 'bfloat16', 8192) / 1e12:,.0f} TFLOP/s"
+        )
     return "\n".join(lines)
 
 
@@ -51,27 +57,40 @@ def markdown_table(rows: list[dict]) -> str:
 
 def parser(description: str, name: str) -> argparse.ArgumentParser:
     """A command line with `--out`, where `publish` puts its files."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, default=RESULTS / name, help="NAME.json and NAME.md are written (default: %(default)s)")
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / name,
+        help="NAME.json and NAME.md are written (default: %(default)s)",
+    )
     return made
 
 
 def publish(out: Path, sections: dict[str, list[dict]], record: Any, notes: str = "") -> None:
-    """Print the machine, a table a section and the notes; write them to `out`.md, and `record` beside them to `out`.json."""
+    """Print the machine, a table a section and the notes; write them to `out`.md, and `record`
+    beside them to `out`.json.
+    """
     machine = describe_machine()
     tables = [f"## {title}\n\n{markdown_table(rows)}" for title, rows in sections.items() if rows]
     text = "\n\n".join([machine, *tables, *([notes] if notes else [])]) + "\n"
     print(text)
     out.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{out}.md").write_text(text, encoding="utf-8")
-    Path(f"{out}.json").write_text(json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8")
+    Path(f"{out}.json").write_text(
+        json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8"
+    )
     print(f"written to {out}.md and {out}.json")
 
 
 def spread(values: list[float], form: str = ",.1f") -> str:
     """Median, and in brackets the least and the largest."""
     low, high = min(values), max(values)
-    return f"{statistics.median(values):{form}}" + (f" ({low:{form}}-{high:{form}})" if len(values) > 1 else "")
+    return f"{statistics.median(values):{form}}" + (
+        f" ({low:{form}}-{high:{form}})" if len(values) > 1 else ""
+    )
 
 
 @contextlib.contextmanager
@@ -80,7 +99,12 @@ def launch(*arguments: object) -> Iterator[tuple[subprocess.Popen, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         command = [sys.executable, "train.py", *map(str, arguments), "--out", str(run)]
-        yield subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), run
+        yield (
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ),
+            run,
+        )
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -97,5 +121,7 @@ def run_training(*arguments: object) -> dict[str, Any]:
         finish(process)
         seconds = time.perf_counter() - began
         log = read_log(run / "log.jsonl")
-    losses = [record["val_loss"] for record in log if record["kind"] == "eval"]  # none where a run ended early
+    losses = [
+        record["val_loss"] for record in log if record["kind"] == "eval"
+    ]  # none where a run ended early
     return {"seconds": seconds, "log": log, "val_loss": losses[-1] if losses else None}

@@ -1,10 +1,12 @@
-"""Preparing a text: megabytes a second of each tokenizer, as a whole command and alone, against tiktoken and against the disk.
+"""Preparing a text: megabytes a second of each tokenizer, as a whole command and alone, against
+tiktoken and against the disk.
 
     python -m benchmarks.prepare --megabytes 500
     python -m benchmarks.prepare --folder /dev/shm        # files in memory: what the program itself allows
 
-The text is Python's own library, repeated (no network needed), or --text FILE. The disk's rate is a plain write of the same
-bytes, flushed. The yardstick of gpt2 and bpe is tiktoken's own encode_ordinary_batch, as many threads as cores, nothing written.
+The text is Python's own library, repeated (no network needed), or --text FILE. The disk's rate is a
+plain write of the same bytes, flushed. The yardstick of gpt2 and bpe is tiktoken's own
+encode_ordinary_batch, as many threads as cores, nothing written.
 """
 
 import os
@@ -17,7 +19,16 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT, parser, publish, spread
 from data.corpora import open_corpus
-from data.tokenizer import Alphabet, BPETokenizer, ByteTokenizer, CharTokenizer, cpu_cores, load_gpt2, safe_chunks, train_bpe
+from data.tokenizer import (
+    Alphabet,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    cpu_cores,
+    load_gpt2,
+    safe_chunks,
+    train_bpe,
+)
 from errors import UserError
 
 
@@ -27,7 +38,9 @@ def write_text(path: Path, n_bytes: int, source: str) -> None:
     with path.open("wb") as file:
         written = 0
         while written < n_bytes:
-            written += file.write(text[: n_bytes - written].decode(errors="ignore").encode() or b"\n")
+            written += file.write(
+                text[: n_bytes - written].decode(errors="ignore").encode() or b"\n"
+            )
 
 
 def flush_rate(folder: Path, n_bytes: int) -> float:
@@ -45,7 +58,9 @@ def flush_rate(folder: Path, n_bytes: int) -> float:
 
 
 def alone(tokenizer, text: Path) -> float:
-    """Bytes per second of encoding alone, with the chunks that `data.prepare` uses; nothing is written."""
+    """Bytes per second of encoding alone, with the chunks that `data.prepare` uses; nothing is
+    written.
+    """
     texts = list(open_corpus([str(text)]).documents())
     if isinstance(tokenizer, BPETokenizer):
         texts = list(safe_chunks(texts))
@@ -56,7 +71,9 @@ def alone(tokenizer, text: Path) -> float:
 
 
 def tiktokens_own(tokenizer: BPETokenizer, text: Path) -> float:
-    """Bytes per second of tiktoken's own encode_ordinary_batch, all cores, over documents of 128 thousand characters."""
+    """Bytes per second of tiktoken's own encode_ordinary_batch, all cores, over documents of 128
+    thousand characters.
+    """
     whole = text.read_text(encoding="utf-8")
     documents = [whole[i : i + (1 << 17)] for i in range(0, len(whole), 1 << 17)]
     began = time.perf_counter()
@@ -66,7 +83,17 @@ def tiktokens_own(tokenizer: BPETokenizer, text: Path) -> float:
 
 def command_rate(text: Path, kind: str, out: Path) -> float:
     """Bytes per second of `python -m data.prepare`, from its start to its exit."""
-    command = [sys.executable, "-m", "data.prepare", str(text), "--tokenizer", kind, "--out", str(out), "--overwrite"]
+    command = [
+        sys.executable,
+        "-m",
+        "data.prepare",
+        str(text),
+        "--tokenizer",
+        kind,
+        "--out",
+        str(out),
+        "--overwrite",
+    ]
     began = time.perf_counter()
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return text.stat().st_size / (time.perf_counter() - began)
@@ -77,7 +104,10 @@ def main() -> None:
     command.add_argument("--megabytes", type=int, default=500, help="of text; a BPE gets a tenth")
     command.add_argument("--text", default="stdlib", help="a corpus or a text file to repeat")
     command.add_argument(
-        "--folder", type=Path, default=None, help="where to write; default: the system's own for temporary files"
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write; default: the system's own for temporary files",
     )
     command.add_argument("--rounds", type=int, default=3)
     arguments = command.parse_args()
@@ -92,7 +122,9 @@ def main() -> None:
         for _, part in open_corpus([str(short)]).documents():
             alphabet.add(part)
         tokenizers = {"byte": ByteTokenizer(), "char": CharTokenizer(alphabet.symbols())}
-        tokenizers["bpe"] = train_bpe((part for _, part in open_corpus([str(short)]).documents()), 4096)
+        tokenizers["bpe"] = train_bpe(
+            (part for _, part in open_corpus([str(short)]).documents()), 4096
+        )
         try:
             tokenizers["gpt2"] = load_gpt2()
         except UserError as error:
@@ -106,7 +138,11 @@ def main() -> None:
                 rates["alone"].append(alone(tokenizer, text) / 1e6)
                 if is_bpe:
                     rates["tiktoken"].append(tiktokens_own(tokenizer, text) / 1e6)
-            ratio = f"{statistics.median(rates['alone']) / statistics.median(rates['tiktoken']):.2f}" if is_bpe else ""
+            ratio = (
+                f"{statistics.median(rates['alone']) / statistics.median(rates['tiktoken']):.2f}"
+                if is_bpe
+                else ""
+            )
             rows.append(
                 {
                     "tokenizer": kind,

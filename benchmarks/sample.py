@@ -1,10 +1,12 @@
-"""Tokens per second of sampling, against transformers' `generate` with its cache, and against reading every weight once a token.
+"""Tokens per second of sampling, against transformers' `generate` with its cache, and against
+reading every weight once a token.
 
     python -m benchmarks.sample                # 10.7M parameters, 500 tokens
     python -m benchmarks.sample --size 124m    # 128 tokens
 
-GPT-2 architecture, random weights, context 1,024, greedy; the same shape in both programs. Rounds alternate; the median is shown,
-and in brackets the least and the largest. On CUDA, where there is one, the same again. Needs transformers (requirements-dev.txt).
+GPT-2 architecture, random weights, context 1,024, greedy; the same shape in both programs. Rounds
+alternate; the median is shown, and in brackets the least and the largest. On CUDA, where there is
+one, the same again. Needs transformers (requirements-dev.txt).
 """
 
 import os
@@ -26,7 +28,9 @@ SIZES = {
 }
 
 
-def ours(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str):
+def ours(
+    config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str
+):
     """A function that draws n_token tokens for each row of a batch."""
     model = GPT(config, vocab_size).eval().to(device)
     prepare_for_sampling(model, precision)
@@ -39,26 +43,42 @@ def ours(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precisi
     return draw
 
 
-def theirs(config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str):
+def theirs(
+    config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str
+):
     """The same with transformers."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     logging.set_verbosity_error()
-    shape = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.d_model, "n_positions": config.context_length}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=None, **shape)).eval()
+    shape = {
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.d_model,
+        "n_positions": config.context_length,
+    }
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=None, **shape)
+    ).eval()
     model.to(device, getattr(torch, precision))
     prompt = torch.ones(batch, 1, dtype=torch.long, device=device)
 
     def draw() -> None:
-        options = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+        options = {
+            "do_sample": False,
+            "use_cache": True,
+            "pad_token_id": 0,
+            "attention_mask": torch.ones_like(prompt),
+        }
         model.generate(prompt, min_new_tokens=n_token, max_new_tokens=n_token, **options)
 
     return draw
 
 
 def past_the_edge(config: ModelConfig, vocab_size: int, precision: str) -> float:
-    """Tokens per second of one row from a full context on, over one whole round of outgrowing it: half a context."""
+    """Tokens per second of one row from a full context on, over one whole round of outgrowing it:
+    half a context.
+    """
     model = GPT(config, vocab_size).eval()
     prepare_for_sampling(model, precision)
     n_token = config.context_length // 2
@@ -87,12 +107,18 @@ def main() -> None:
     command.add_argument("--size", choices=SIZES, default="10.7m")
     command.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     command.add_argument("--rounds", type=int, default=3)
-    command.add_argument("--tokens", type=int, default=0, help="tokens to draw; default 500, or 128 at 124m")
+    command.add_argument(
+        "--tokens", type=int, default=0, help="tokens to draw; default 500, or 128 at 124m"
+    )
     arguments = command.parse_args()
     config, vocab_size, n_token = SIZES[arguments.size]
     n_token = arguments.tokens or n_token
     places = [("cpu", precision) for precision in cpu_precisions()]
-    places += [("cuda", precision) for precision in ("float32", "bfloat16")] if torch.cuda.is_available() else []
+    places += (
+        [("cuda", precision) for precision in ("float32", "bfloat16")]
+        if torch.cuda.is_available()
+        else []
+    )
     rows, record, bounds = [], [], []
     n_weight = sum(p.numel() for p in GPT(config, vocab_size).parameters())
     for batch in arguments.batches:
@@ -110,7 +136,10 @@ def main() -> None:
                 rates[key].append(batch * n_token / (time.perf_counter() - began))
         middle = {key: statistics.median(values) for key, values in rates.items()}
         for device, precision in places:
-            mine, other = middle["ours", device, precision], middle["transformers", device, precision]
+            mine, other = (
+                middle["ours", device, precision],
+                middle["transformers", device, precision],
+            )
             rows.append(
                 {
                     "batch": batch,
@@ -125,13 +154,20 @@ def main() -> None:
                            "transformers": rates["transformers", device, precision]})  # fmt: skip
     bound, last = statistics.median(bounds), cpu_precisions()[-1]
     edge = past_the_edge(config, vocab_size, last)
-    single = [statistics.median(r["ours"]) for r in record if r["batch"] == 1 and r["device"] == "cpu"]
+    single = [
+        statistics.median(r["ours"]) for r in record if r["batch"] == 1 and r["device"] == "cpu"
+    ]
     notes = [
         f"Reading the {n_weight:,} weights once a token in float32, at {bound * n_weight / 2.5e8:.1f} GB/s, allows {bound:,.0f} "
-        "tokens/s" + (f"; one prompt reaches {max(single) / bound:.0%} of that." if single else "."),
+        "tokens/s"
+        + (f"; one prompt reaches {max(single) / bound:.0%} of that." if single else "."),
         f"Past the context's edge: {edge:,.0f} tokens/s on average in {last}. After {config.context_length // 2:,} tokens each "
         "the last half of the context is read anew, in one pass, as its positions have changed; the rest goes through the cache.",
-        *([] if torch.cuda.is_available() else ["GPU: none at hand, so nothing was measured on one."]),
+        *(
+            []
+            if torch.cuda.is_available()
+            else ["GPU: none at hand, so nothing was measured on one."]
+        ),
     ]
     title = f"Sampling {n_token} tokens, {n_weight / 1e6:.1f}M parameters, context {config.context_length:,}"
     publish(

@@ -1,4 +1,5 @@
-"""What a checkpoint costs at about 100 million parameters: the wait (a copy in memory), and the writing behind training's back.
+"""What a checkpoint costs at about 100 million parameters: the wait (a copy in memory), and the
+writing behind training's back.
 
 python -m benchmarks.save --folder .
 """
@@ -22,7 +23,9 @@ from training.run import snapshot
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -40,7 +43,8 @@ def main() -> None:
             copies.append(time.perf_counter() - began)
             saver = Saver()
             saver.save(
-                Checkpoint(0, config=Config().to_dict(), tokenizer={}, dataset="", **tensors), Path(folder, "checkpoint.pt")
+                Checkpoint(0, config=Config().to_dict(), tokenizer={}, dataset="", **tensors),
+                Path(folder, "checkpoint.pt"),
             )
             saver.wait()
             writes.append(time.perf_counter() - began - copies[-1])

@@ -1,4 +1,5 @@
-"""Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds go, start-up, a GPU's figures.
+"""Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds
+go, start-up, a GPU's figures.
 
     python -m benchmarks.train                              # all but best: 11 to 25 minutes on two cores
     python -m benchmarks.train speedrun --rounds 3          # goals of time and of loss, whole processes, alternating
@@ -40,7 +41,9 @@ from viz.figures import make_figure
 
 SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
 NANOGPT_SECONDS, NANOGPT_RATE, NANOGPT_LOSS = 93.0, 180e9, 1.898
-"""nanoGPT's own CPU recipe took 93 s where a float32 product ran at 180 GFLOP/s; its checkpoint's whole-split loss."""
+"""nanoGPT's own CPU recipe took 93 s where a float32 product ran at 180 GFLOP/s; its checkpoint's
+whole-split loss.
+"""
 ONCE = ("--eval-every", 0, "--eval-batches", 0, "--save-every", 0)
 RUNS = {
     "nanogpt-cpu": ("nanogpt-cpu", *ONCE),
@@ -52,25 +55,43 @@ SMALL_GPT2 = ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=256, m
 
 
 def steps_within(seconds: float, arguments: tuple, data: Path, n_step: int = 100) -> int:
-    """How many steps a run may make to end within so many seconds, from the time that a short run takes, and a step in it."""
+    """How many steps a run may make to end within so many seconds, from the time that a short run
+    takes, and a step in it.
+    """
     short = run_training(*arguments, "--max-steps", n_step, "--data", data)
-    late = [record for record in short["log"] if record["kind"] == "train" and record["step"] > n_step // 2]
-    step = statistics.median(sum(record["seconds"].values()) for record in late) / (late[1]["step"] - late[0]["step"])
+    late = [
+        record
+        for record in short["log"]
+        if record["kind"] == "train" and record["step"] > n_step // 2
+    ]
+    step = statistics.median(sum(record["seconds"].values()) for record in late) / (
+        late[1]["step"] - late[0]["step"]
+    )
     return int((seconds - short["seconds"]) / step) + n_step
 
 
 def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
-    """Whole processes of train.py, from start to exit, one after the other in each round; the larger fills nanoGPT's."""
+    """Whole processes of train.py, from start to exit, one after the other in each round; the
+    larger fills nanoGPT's.
+    """
     found: dict[str, list[dict]] = {name: [] for name in RUNS}
     runs, rates = dict(RUNS), []
     for _ in range(rounds):
         for name in RUNS:
             rates.append(runtime.matrix_rate("cpu", "float32", 2048))
             if name == "larger" and runs[name] == RUNS[name]:
-                limit = min(found["nanogpt-cpu"][0]["seconds"], NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates))
+                limit = min(
+                    found["nanogpt-cpu"][0]["seconds"],
+                    NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates),
+                )
                 runs[name] += ("--max-steps", steps_within(0.9 * limit, RUNS[name], data))
-            found[name].append(run_training(*runs[name], "--seed", 1337 + len(found[name]), "--data", data))
-            print(f"{name}: {found[name][-1]['seconds']:.1f} s, loss {found[name][-1]['val_loss']:.4f}", file=sys.stderr)
+            found[name].append(
+                run_training(*runs[name], "--seed", 1337 + len(found[name]), "--data", data)
+            )
+            print(
+                f"{name}: {found[name][-1]['seconds']:.1f} s, loss {found[name][-1]['val_loss']:.4f}",
+                file=sys.stderr,
+            )
     seconds = {name: [run["seconds"] for run in made] for name, made in found.items()}
     losses = {name: [run["val_loss"] for run in made] for name, made in found.items()}
     scaled = NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates)
@@ -89,10 +110,16 @@ def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
         f"nanoGPT's own {NANOGPT_SECONDS:.0f} s x 180 / {statistics.median(rates) / 1e9:.0f} GFLOP/s = {scaled:.1f} s; "
         f"its loss is {NANOGPT_LOSS}."
     )
-    return rows, {"seconds": seconds, "losses": losses, "rates": rates, "yardstick": yardstick}, notes
+    return (
+        rows,
+        {"seconds": seconds, "losses": losses, "rates": rates, "yardstick": yardstick},
+        notes,
+    )
 
 
-def make_step(config: ModelConfig, optim: OptimConfig, vocab_size: int, precision: str, compiled: bool) -> Callable[[], None]:
+def make_step(
+    config: ModelConfig, optim: OptimConfig, vocab_size: int, precision: str, compiled: bool
+) -> Callable[[], None]:
     """A function that makes one update on random tokens, as train.py does."""
     torch.manual_seed(0)
     model = GPT(config, vocab_size)
@@ -129,7 +156,9 @@ def plain_loop() -> Callable[[], None]:
 
 
 def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
-    """The 10.7M-parameter GPT-2: tokens per second, and the share of the matrix rate at 6 N + 12 n_layer d_model T a token."""
+    """The 10.7M-parameter GPT-2: tokens per second, and the share of the matrix rate at 6 N + 12
+    n_layer d_model T a token.
+    """
     optim = OptimConfig(batch_size=8)
     runtime.set_up(runtime.resolve(vary(PRESETS["nanogpt-cpu"][1], "run", device="cpu")).run)
     steps = {"eager float32, plain loop": ("float32", plain_loop())}
@@ -146,7 +175,9 @@ def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
                 laps[name].append(time.perf_counter() - began)
     n_token = 8 * SMALL_GPT2.context_length
     work = runtime.flops_per_token(GPT(SMALL_GPT2, 65)) * n_token
-    rates = {precision: runtime.matrix_rate("cpu", precision, 2048) for precision in cpu_precisions()}
+    rates = {
+        precision: runtime.matrix_rate("cpu", precision, 2048) for precision in cpu_precisions()
+    }
     base = statistics.median(laps["eager float32, plain loop"])
     rows = [
         {
@@ -157,12 +188,18 @@ def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
         }
         for name, (precision, _) in steps.items()
     ]
-    notes = "" if len(rates) > 1 else "On this CPU bfloat16 is no faster than float32, so its rows are absent."
+    notes = (
+        ""
+        if len(rates) > 1
+        else "On this CPU bfloat16 is no faster than float32, so its rows are absent."
+    )
     return rows, {"seconds": laps, "matrix_rates": rates, "flops_per_step": work}, notes
 
 
 def kind_of(event: torch.autograd.profiler_util.FunctionEvent) -> str:
-    """What an event's own time is spent on. Batched products outside an optimiser are attention's."""
+    """What an event's own time is spent on. Batched products outside an optimiser are
+    attention's.
+    """
     name = event.name
     while event and not event.name.startswith("Optimizer.step"):
         event = event.cpu_parent
@@ -170,13 +207,17 @@ def kind_of(event: torch.autograd.profiler_util.FunctionEvent) -> str:
         return "matrix products of the model"
     if name in ("aten::bmm", "aten::baddbmm") and event:
         return "matrix products of Muon"
-    if name.startswith(("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::_scaled_dot_product")):
+    if name.startswith(
+        ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::_scaled_dot_product")
+    ):
         return "attention"
     return "element-wise, norms, copies" if name.startswith("aten::") else "autograd and Python"
 
 
 def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
-    """Where a step of speedrun-cpu goes, by torch.profiler, and the floor: its products' FLOPs at the matrix rate."""
+    """Where a step of speedrun-cpu goes, by torch.profiler, and the floor: its products' FLOPs at
+    the matrix rate.
+    """
     config = runtime.resolve(vary(PRESETS["speedrun-cpu"][1], "run", device="cpu"))
     precision = config.run.precision
     runtime.set_up(config.run)
@@ -196,11 +237,17 @@ def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     rate = runtime.matrix_rate("cpu", precision, 2048)
     model = GPT(config.model, 65)
     shape, ms = config.model, 1e3 / rate
-    n_token, attention = config.optim.batch_size * shape.context_length, 12 * shape.n_layer * shape.d_model * shape.context_length
+    n_token, attention = (
+        config.optim.batch_size * shape.context_length,
+        12 * shape.n_layer * shape.d_model * shape.context_length,
+    )
     floors = {
         "matrix products of the model": (runtime.flops_per_token(model) - attention) * n_token * ms,
         "attention": attention * n_token * ms,
-        "matrix products of Muon": sum(muon_flops(p.shape) for p in model.blocks.parameters() if p.ndim == 2) * ms,
+        "matrix products of Muon": sum(
+            muon_flops(p.shape) for p in model.blocks.parameters() if p.ndim == 2
+        )
+        * ms,
     }
     rows = [
         {
@@ -222,18 +269,35 @@ def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
 
 
 def muon_flops(shape: torch.Size, n_step: int = 5) -> float:
-    """Of one orthogonalisation of an m x n matrix, m <= n: each step makes X X^T, its square, and a product with X."""
+    """Of one orthogonalisation of an m x n matrix, m <= n: each step makes X X^T, its square, and a
+    product with X.
+    """
     m, n = sorted(shape)
     return n_step * (4 * m * m * n + 2 * m**3)
 
 
 def one_step(data: Path) -> tuple[float, float]:
-    """Seconds from the launch of a run of a single step until that step stands in its log, and until it has ended."""
-    quiet = ("--eval-batches", 1, "--sample-tokens", 0, "--probe-tokens", 0, "--stop-at", 1, "--log-every", 1)
+    """Seconds from the launch of a run of a single step until that step stands in its log, and
+    until it has ended.
+    """
+    quiet = (
+        "--eval-batches",
+        1,
+        "--sample-tokens",
+        0,
+        "--probe-tokens",
+        0,
+        "--stop-at",
+        1,
+        "--log-every",
+        1,
+    )
     began = time.perf_counter()
     with launch("nanogpt-cpu", *quiet, "--data", data) as (process, run):
         log = run / "log.jsonl"
-        while process.poll() is None and not (log.exists() and '"kind": "train"' in log.read_text()):
+        while process.poll() is None and not (
+            log.exists() and '"kind": "train"' in log.read_text()
+        ):
             time.sleep(0.005)
         stepped = time.perf_counter() - began
         finish(process)
@@ -241,18 +305,25 @@ def one_step(data: Path) -> tuple[float, float]:
 
 
 def startup(rounds: int, data: Path) -> tuple[list[dict], object, str]:
-    """Seconds of `train.py --help`, and of a run of a single step, to that step and to the end (evaluation, files, plot)."""
+    """Seconds of `train.py --help`, and of a run of a single step, to that step and to the end
+    (evaluation, files, plot).
+    """
     helps, firsts, ends = [], [], []
     for _ in range(max(3, rounds)):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "train.py", "--help"], cwd=ROOT, check=True, capture_output=True
+        )
         helps.append(time.perf_counter() - began)
         stepped, ended = one_step(data)
         firsts.append(stepped)
         ends.append(ended)
     rows = [
         {"start-up": "`train.py --help`", "seconds": spread(helps, ".2f")},
-        {"start-up": "`train.py nanogpt-cpu`, launch to the first step's line in the log", "seconds": spread(firsts, ".2f")},
+        {
+            "start-up": "`train.py nanogpt-cpu`, launch to the first step's line in the log",
+            "seconds": spread(firsts, ".2f"),
+        },
         {"start-up": "the same, launch to exit after that step", "seconds": spread(ends, ".2f")},
     ]
     return rows, {"help": helps, "first_step": firsts, "exit": ends}, ""
@@ -291,7 +362,11 @@ def gpu(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
             "MFU": f"{share:.0%}",
         }
     ]
-    return rows, {"seconds": laps, "matrix_rate": peak}, "MFU: against the measured rate of an 8192-wide bfloat16 product."
+    return (
+        rows,
+        {"seconds": laps, "matrix_rate": peak},
+        "MFU: against the measured rate of an 8192-wide bfloat16 product.",
+    )
 
 
 def best(_rounds: int, data: Path) -> tuple[list[dict], object, str]:
@@ -300,12 +375,18 @@ def best(_rounds: int, data: Path) -> tuple[list[dict], object, str]:
     clock, curve, lowest = 0.0, [], float("inf")
     for record in run["log"]:
         if record["kind"] == "train":
-            clock += sum(record["seconds"].values())  # since the record before; an evaluation counts into the next
+            clock += sum(
+                record["seconds"].values()
+            )  # since the record before; an evaluation counts into the next
         elif record["kind"] == "eval" and record["val_loss"] < lowest:
             lowest = record["val_loss"]
             curve.append({"step": record["step"], "minutes": clock / 60, "best_loss": lowest})
     rows = [
-        {"minutes": f"{p['minutes']:.1f}", "step": f"{p['step']:,}", "best whole-split loss": f"{p['best_loss']:.4f}"}
+        {
+            "minutes": f"{p['minutes']:.1f}",
+            "step": f"{p['step']:,}",
+            "best whole-split loss": f"{p['best_loss']:.4f}",
+        }
         for p in curve
     ]
     plot(curve, RESULTS / "best.png")
@@ -320,7 +401,9 @@ def plot(curve: list[dict], out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure, ((axes,),) = make_figure(6, 3.6)
     axes.plot([p["minutes"] for p in curve], [p["best_loss"] for p in curve], marker=".")
-    axes.axhline(1.4697, color="grey", linestyle="--", linewidth=1, label="nanoGPT's GPU recipe, 1.4697")
+    axes.axhline(
+        1.4697, color="grey", linestyle="--", linewidth=1, label="nanoGPT's GPU recipe, 1.4697"
+    )
     axes.set(xlabel="minutes on this machine", ylabel="best whole-split loss", ylim=(1.4, 2.0))
     axes.legend()
     figure.savefig(out, dpi=120)
@@ -328,7 +411,13 @@ def plot(curve: list[dict], out: Path) -> None:
 
 def main() -> None:
     command = parser(__doc__, "train")
-    command.add_argument("sections", nargs="*", choices=[*SECTIONS, "best", []], default=[], help="default: all but best")
+    command.add_argument(
+        "sections",
+        nargs="*",
+        choices=[*SECTIONS, "best", []],
+        default=[],
+        help="default: all but best",
+    )
     command.add_argument("--rounds", type=int, default=3)
     command.add_argument("--data", type=Path, default=TINYSHAKESPEARE)
     arguments = command.parse_args()

@@ -1,4 +1,6 @@
-"""Configuration and presets. A preset is a typed value, named on the command line and varied there field by field."""
+"""Configuration and presets. A preset is a typed value, named on the command line and varied there
+field by field.
+"""
 
 from configs.gpt2 import PRESETS as GPT2
 from configs.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig, read_config
@@ -8,4 +10,12 @@ from configs.speedrun import PRESETS as SPEEDRUN
 PRESETS: dict[str, tuple[str, Config]] = {**SHAKESPEARE, **SPEEDRUN, **GPT2}
 """Name -> (what it is, in one line; the configuration)."""
 
-__all__ = ["PRESETS", "Config", "DataConfig", "ModelConfig", "OptimConfig", "RunConfig", "read_config"]
+__all__ = [
+    "PRESETS",
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "RunConfig",
+    "read_config",
+]

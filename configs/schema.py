@@ -1,4 +1,6 @@
-"""The configuration of a run: four frozen dataclasses, every field with its meaning. Nothing else holds a default."""
+"""The configuration of a run: four frozen dataclasses, every field with its meaning. Nothing else
+holds a default.
+"""
 
 import dataclasses
 import json
@@ -43,7 +45,9 @@ class OptimConfig:
     batch_size: int = 32
     """Sequences in the global batch, of which one update is made."""
     micro_batch_size: int = 0
-    """Sequences in one forward and backward pass; 0: as many as a process has of the global batch."""
+    """Sequences in one forward and backward pass; 0: as many as a process has of the global
+    batch.
+    """
     beta1: float = 0.9
     """AdamW's decay of the mean gradient."""
     beta2: float = 0.99
@@ -55,15 +59,28 @@ class OptimConfig:
 
     def __post_init__(self):
         _require(0 < self.lr < float("inf"), f"lr is {self.lr}; it must be above 0 and finite")
-        _require(0 <= self.min_lr <= self.lr, f"min_lr is {self.min_lr}; it must lie between 0 and lr {self.lr}")
+        _require(
+            0 <= self.min_lr <= self.lr,
+            f"min_lr is {self.min_lr}; it must lie between 0 and lr {self.lr}",
+        )
         _require(self.max_steps >= 0, f"max_steps is {self.max_steps}; it must be at least 0")
-        _require(self.warmup_steps >= 0, f"warmup_steps is {self.warmup_steps}; it must be at least 0")
+        _require(
+            self.warmup_steps >= 0, f"warmup_steps is {self.warmup_steps}; it must be at least 0"
+        )
         _require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1")
-        _require(self.micro_batch_size >= 0, f"micro_batch_size is {self.micro_batch_size}; it must be at least 0")
+        _require(
+            self.micro_batch_size >= 0,
+            f"micro_batch_size is {self.micro_batch_size}; it must be at least 0",
+        )
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+            _require(
+                0 <= getattr(self, name) < 1,
+                f"{name} is {getattr(self, name)}; it must be at least 0 and below 1",
+            )
         for name in ("weight_decay", "grad_clip"):
-            _require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
+            _require(
+                getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,9 @@ class RunConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products; weights, norms and softmax stay in float32. auto: the fastest that the hardware multiplies natively."""
+    """Of matrix products; weights, norms and softmax stay in float32. auto: the fastest that the
+    hardware multiplies natively.
+    """
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. auto: on CUDA, in runs long enough to pay for it."""
     attention: Literal["fused", "explicit"] = "fused"
@@ -85,7 +104,9 @@ class RunConfig:
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Of several processes: each holds the whole model (DDP), or its share of it (FSDP2)."""
     recompute: bool = False
-    """Activation checkpointing: keep a block's input alone and compute the rest again in the backward pass."""
+    """Activation checkpointing: keep a block's input alone and compute the rest again in the
+    backward pass.
+    """
     deterministic: bool = False
     """On CUDA, take kernels that repeat bit for bit, though slower; on CPU that is so always."""
     threads: int = 0
@@ -93,7 +114,9 @@ class RunConfig:
     eval_every: int = 250
     """Steps between evaluations; the last step is always evaluated. 0: only the last."""
     eval_batches: int = 20
-    """Batches of each split an evaluation reads, the same ones each time; 0: all of validation, a fifth as many of training."""
+    """Batches of each split an evaluation reads, the same ones each time; 0: all of validation, a
+    fifth as many of training.
+    """
     save_every: int = 250
     """Steps between checkpoints; the last step is always saved. 0: only the last."""
     log_every: int = 10
@@ -101,7 +124,9 @@ class RunConfig:
     sample_tokens: int = 200
     """Tokens of the sample drawn at each evaluation; 0: none."""
     probe_tokens: int = 64
-    """Tokens of validation text whose attention is kept at each evaluation, for the page's slider; 0: none."""
+    """Tokens of validation text whose attention is kept at each evaluation, for the page's slider;
+    0: none.
+    """
     wandb: bool = False
     """Report to Weights & Biases too; offline where there is no account."""
     resume: bool = False
@@ -131,14 +156,21 @@ class RunConfig:
             "patience",
             "max_minutes",
         ):
-            _require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0")
+            _require(
+                getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0"
+            )
         _require(self.log_every >= 1, f"log_every is {self.log_every}; it must be at least 1")
-        _require(0 <= self.seed < 2**63, f"seed is {self.seed}; it must be at least 0 and below 2^63")
         _require(
-            not (self.resume and self.overwrite), "resume goes on with the run folder, overwrite replaces it: give one of them"
+            0 <= self.seed < 2**63, f"seed is {self.seed}; it must be at least 0 and below 2^63"
+        )
+        _require(
+            not (self.resume and self.overwrite),
+            "resume goes on with the run folder, overwrite replaces it: give one of them",
         )
         kind, _, index = self.device.partition(":")
-        known = kind in ("auto", "cpu", "cuda", "mps") and (not index or (kind == "cuda" and index.isdigit()))
+        known = kind in ("auto", "cpu", "cuda", "mps") and (
+            not index or (kind == "cuda" and index.isdigit())
+        )
         _require(known, f"device is {self.device!r}; it must be auto, cpu, cuda, cuda:N or mps")
 
 
@@ -157,10 +189,18 @@ class Config:
 
     @staticmethod
     def from_dict(plain: dict[str, dict[str, Any]]) -> "Config":
-        """The inverse of `to_dict`; a missing field takes its default. Raises UserError for a field or value that doesn't fit."""
-        unknown = plain.keys() - {section.name for section in dataclasses.fields(Config)} if isinstance(plain, dict) else ()
+        """The inverse of `to_dict`; a missing field takes its default. Raises UserError for a field
+        or value that doesn't fit.
+        """
+        unknown = (
+            plain.keys() - {section.name for section in dataclasses.fields(Config)}
+            if isinstance(plain, dict)
+            else ()
+        )
         if unknown:
-            raise UserError(f"configuration: there is no section {sorted(unknown)[0]!r}; there are model, data, optim and run")
+            raise UserError(
+                f"configuration: there is no section {sorted(unknown)[0]!r}; there are model, data, optim and run"
+            )
         sections = {}
         for section in dataclasses.fields(Config):
             kind = section.default_factory
@@ -174,16 +214,24 @@ class Config:
 
 
 def _check_fields(section: str, kind: type, values: Any) -> None:
-    """Raise UserError unless `values` names fields of the dataclass `kind` with values of their types."""
+    """Raise UserError unless `values` names fields of the dataclass `kind` with values of their
+    types.
+    """
     if not isinstance(values, dict):
         raise UserError(f"configuration: section {section!r} is missing or no object")
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         if name not in hints:
-            raise UserError(f"configuration: {section} has no field {name!r}; it has {', '.join(hints)}")
+            raise UserError(
+                f"configuration: {section} has no field {name!r}; it has {', '.join(hints)}"
+            )
         hint = hints[name]
         options = typing.get_args(hint) if typing.get_origin(hint) is Literal else None
-        fits = value in options if options else isinstance(value, (int, float) if hint is float else hint)
+        fits = (
+            value in options
+            if options
+            else isinstance(value, (int, float) if hint is float else hint)
+        )
         if not fits or (isinstance(value, bool) and hint is not bool):
             wanted = " or ".join(map(str, options)) if options else hint.__name__
             raise UserError(f"configuration: {name} is {value!r}; it must be {wanted}")

@@ -20,7 +20,13 @@ PRESETS = {
             ),
             data=DataConfig("data/prepared/shakespeare-char"),
             optim=OptimConfig(
-                optimizer="muon", lr=1e-2, warmup_steps=20, max_steps=1200, schedule="linear", batch_size=16, beta2=0.95
+                optimizer="muon",
+                lr=1e-2,
+                warmup_steps=20,
+                max_steps=1200,
+                schedule="linear",
+                batch_size=16,
+                beta2=0.95,
             ),
             run=RunConfig(eval_every=100, save_every=300),
         ),
@@ -28,10 +34,18 @@ PRESETS = {
     "nanogpt-cpu": (
         "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; needs tinyshakespeare-char",
         Config(
-            model=ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64, mlp="gelu_exact", bias=False),
+            model=ModelConfig(
+                n_layer=4, n_head=4, d_model=128, context_length=64, mlp="gelu_exact", bias=False
+            ),
             data=DataConfig("data/prepared/tinyshakespeare-char"),
             optim=OptimConfig(
-                lr=1e-3, min_lr=1e-4, warmup_steps=100, max_steps=2000, batch_size=12, beta2=0.99, weight_decay=0.1
+                lr=1e-3,
+                min_lr=1e-4,
+                warmup_steps=100,
+                max_steps=2000,
+                batch_size=12,
+                beta2=0.99,
+                weight_decay=0.1,
             ),
             run=RunConfig(precision="float32", eval_every=250, eval_batches=20),
         ),

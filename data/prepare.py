@@ -1,10 +1,13 @@
 """Prepare a corpus: python -m data.prepare [CORPUS or PATH ...] --tokenizer char|byte|bpe|gpt2
 
-Two passes over the text, a chunk at a time: the first counts documents and characters and builds the vocabulary, the second
-writes train.bin, val.bin and dataset.json into a folder beside the one asked for, which takes its name only when it is whole.
+Two passes over the text, a chunk at a time: the first counts documents and characters and builds
+the vocabulary, the second writes train.bin, val.bin and dataset.json into a folder beside the one
+asked for, which takes its name only when it is whole.
 """
 
-from __future__ import annotations  # numpy and the modules that need it are imported where they are used: `--help` is instant
+from __future__ import (
+    annotations,
+)  # numpy and the modules that need it are imported where they are used: `--help` is instant
 
 import hashlib
 import json
@@ -41,7 +44,9 @@ class Options:
     """Turn text into token files for train.py."""
 
     corpus: Annotated[tuple[str, ...], tyro.conf.Positional] = ("shakespeare",)
-    """shakespeare, tinyshakespeare, stdlib, or paths: text, .jsonl, .parquet, any of them .gz, folders, - for standard input"""
+    """shakespeare, tinyshakespeare, stdlib, or paths: text, .jsonl, .parquet, any of them .gz,
+    folders, - for standard input
+    """
     tokenizer: Literal["char", "byte", "bpe", "gpt2"] = "char"
     """char: one id per character; byte: UTF-8; bpe: trained on the corpus; gpt2: GPT-2's own"""
     vocab_size: int = 4096
@@ -69,10 +74,14 @@ class Options:
 
 
 def make_tokenizer(options: Options, corpus: Corpus) -> tuple[Tokenizer, array]:
-    """The first pass: the tokenizer, and the characters of each document. UserError for a corpus without text."""
+    """The first pass: the tokenizer, and the characters of each document. UserError for a corpus
+    without text.
+    """
     from data import tokenizer as tk
 
-    tokenizer = tk.load_gpt2() if options.tokenizer == "gpt2" else tk.ByteTokenizer(options.separator)
+    tokenizer = (
+        tk.load_gpt2() if options.tokenizer == "gpt2" else tk.ByteTokenizer(options.separator)
+    )
     characters, alphabet, blank = array("Q"), tk.Alphabet(), True
 
     def survey() -> Iterator[tuple[int, str]]:
@@ -89,22 +98,27 @@ def make_tokenizer(options: Options, corpus: Corpus) -> tuple[Tokenizer, array]:
     with _progress(corpus, "survey") as bar:
         texts = survey()
         if options.tokenizer == "bpe":
-            tokenizer = tk.train_bpe((text for _, text in tk.safe_chunks(texts, 1 << 16)), options.vocab_size)
+            tokenizer = tk.train_bpe(
+                (text for _, text in tk.safe_chunks(texts, 1 << 16)), options.vocab_size
+            )
         for _ in texts:
             pass
     if blank:
         found = f"only white space ({sum(characters):,} characters)" if characters else "no text"
-        raise UserError(f"{corpus.name}: {found} in {corpus.size():,} bytes; give a text to learn from")
+        raise UserError(
+            f"{corpus.name}: {found} in {corpus.size():,} bytes; give a text to learn from"
+        )
     if options.tokenizer == "char":
         tokenizer = tk.CharTokenizer(alphabet.symbols(), options.separator)
     return tokenizer, characters
 
 
 def choose_validation(characters: Sequence[int], val_fraction: float, seed: int) -> np.ndarray:
-    """Which documents are for validation: a boolean per document, neither all nor none if there are two or more.
+    """Which documents are for validation: a boolean per document, neither all nor none if there are
+    two or more.
 
-    In a seeded order, a document is taken where it still fits into `val_fraction` of the characters; one more is
-    taken if that comes closer to it.
+    In a seeded order, a document is taken where it still fits into `val_fraction` of the
+    characters; one more is taken if that comes closer to it.
     """
     import numpy as np
 
@@ -115,7 +129,9 @@ def choose_validation(characters: Sequence[int], val_fraction: float, seed: int)
             chosen[document] = True
             missing -= characters[document]
     distance = np.where(chosen, np.inf, abs(characters - missing))
-    if distance.min() < missing or not chosen.any():  # in the second case every document is too large: the smallest, then
+    if (
+        distance.min() < missing or not chosen.any()
+    ):  # in the second case every document is too large: the smallest, then
         chosen[distance.argmin()] = True
     if chosen.all():
         chosen[characters.argmin()] = False
@@ -132,18 +148,30 @@ class Split:
     documents: int = 0
 
 
-def write_tokens(texts: Iterable[tuple[int, str]], tokenizer: Tokenizer, in_val: Sequence[bool], train: Split, val: Split) -> int:
+def write_tokens(
+    texts: Iterable[tuple[int, str]],
+    tokenizer: Tokenizer,
+    in_val: Sequence[bool],
+    train: Split,
+    val: Split,
+) -> int:
     """The second pass: append each document's ids to its split. Returns the number of separators.
 
     A separator, where the tokenizer has one, stands between the documents of a split.
     """
     from data import tokenizer as tk
 
-    between = b"" if tokenizer.separator is None else tokenizer.separator.to_bytes(tokenizer.dtype.itemsize, "little")
+    between = (
+        b""
+        if tokenizer.separator is None
+        else tokenizer.separator.to_bytes(tokenizer.dtype.itemsize, "little")
+    )
     current, separators = -1, 0
     texts = iter(texts) if tokenizer.cuts_anywhere else tk.safe_chunks(texts, tk.CHUNK_CHARACTERS)
     while batch := list(islice(texts, 1 if tokenizer.cuts_anywhere else BATCH)):
-        for (document, text), ids in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
+        for (document, text), ids in zip(
+            batch, tokenizer.encode_batch([text for _, text in batch]), strict=True
+        ):
             split = val if in_val[document] else train
             if document != current:
                 if between and split.documents:
@@ -161,7 +189,8 @@ def write_tokens(texts: Iterable[tuple[int, str]], tokenizer: Tokenizer, in_val:
 def split_tokens(tokenizer: Tokenizer, val_fraction: float, train: Split, val: Split) -> None:
     """Move the last of one document's tokens from train to val.
 
-    Of n tokens train keeps int((1 - val_fraction) * n), computed exactly: in floats, (1 - 0.9) * 10 is less than 1.
+    Of n tokens train keeps int((1 - val_fraction) * n), computed exactly: in floats, (1 - 0.9) * 10
+    is less than 1.
     """
     import numpy as np
 
@@ -177,20 +206,38 @@ def split_tokens(tokenizer: Tokenizer, val_fraction: float, train: Split, val: S
     val.documents = 1
 
 
-def write_folder(folder: Path, options: Options, corpus: Corpus, tokenizer: Tokenizer, characters: array) -> dict:
-    """Write train.bin, val.bin and dataset.json; return what the last holds. UserError for a corpus too small or not at rest."""
+def write_folder(
+    folder: Path, options: Options, corpus: Corpus, tokenizer: Tokenizer, characters: array
+) -> dict:
+    """Write train.bin, val.bin and dataset.json; return what the last holds. UserError for a corpus
+    too small or not at rest.
+    """
     records, n_documents = corpus.records, len(characters)
-    in_val = choose_validation(characters, options.val_fraction, options.seed).tolist() if n_documents > 1 else [False]
-    with (folder / "train.bin").open("w+b") as train_file, (folder / "val.bin").open("w+b") as val_file:
+    in_val = (
+        choose_validation(characters, options.val_fraction, options.seed).tolist()
+        if n_documents > 1
+        else [False]
+    )
+    with (
+        (folder / "train.bin").open("w+b") as train_file,
+        (folder / "val.bin").open("w+b") as val_file,
+    ):
         train, val = Split(train_file), Split(val_file)
         try:
             with _progress(corpus, "encode") as bar:
-                separators = write_tokens(corpus.documents(bar.update), tokenizer, in_val, train, val)
+                separators = write_tokens(
+                    corpus.documents(bar.update), tokenizer, in_val, train, val
+                )
             changed = corpus.records != records
-        except (UserError, IndexError):  # the first pass met no unreadable text, no unknown character and no further document
+        except (
+            UserError,
+            IndexError,
+        ):  # the first pass met no unreadable text, no unknown character and no further document
             changed = True
         if changed:
-            raise UserError(f"{corpus.name} changed while it was read; start again when it is at rest")
+            raise UserError(
+                f"{corpus.name} changed while it was read; start again when it is at rest"
+            )
         if n_documents == 1:
             split_tokens(tokenizer, options.val_fraction, train, val)
         if min(train.tokens, val.tokens) < 2:
@@ -204,7 +251,12 @@ def write_folder(folder: Path, options: Options, corpus: Corpus, tokenizer: Toke
             "tokenizer": tokenizer.spec(),
             "dtype": tokenizer.dtype.name,
             "splits": {
-                name: {"tokens": split.tokens, "bytes": split.bytes, "documents": split.documents, "sha256": _flush(split.file)}
+                name: {
+                    "tokens": split.tokens,
+                    "bytes": split.bytes,
+                    "documents": split.documents,
+                    "sha256": _flush(split.file),
+                }
                 for name, split in (("train", train), ("val", val))
             },
             "documents": n_documents,
@@ -231,13 +283,19 @@ def _flush(file: BinaryIO) -> str:
 
 
 def prepare(options: Options) -> int:
-    """Prepare what `options` describe and print what was done. UserError as everywhere, MachineError if the disk fails."""
+    """Prepare what `options` describe and print what was done. UserError as everywhere,
+    MachineError if the disk fails.
+    """
     from data.corpora import open_corpus
 
     if not 0 < options.val_fraction < 1:
-        raise UserError(f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does")
+        raise UserError(
+            f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does"
+        )
     if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
-        raise UserError(f"--vocab-size is for --tokenizer bpe alone: the size of {options.tokenizer} follows from what it is")
+        raise UserError(
+            f"--vocab-size is for --tokenizer bpe alone: the size of {options.tokenizer} follows from what it is"
+        )
     corpus = open_corpus(options.corpus, options.field, options.encoding)
     out = options.out or Path("data", "prepared", f"{corpus.name}-{options.tokenizer}")
     if _is_prepared(out, options, corpus):
@@ -265,20 +323,37 @@ def prepare(options: Options) -> int:
                 if old.exists() and not out.exists():
                     os.rename(old, out)
     except OSError as error:  # a full disk, say; reading raises UserError
-        raise MachineError(f"cannot write {out}: {error.strerror or error}; nothing was kept") from None
+        raise MachineError(
+            f"cannot write {out}: {error.strerror or error}; nothing was kept"
+        ) from None
     _report(dataset, tokenizer, options)
-    print("".join(f"{event}: {count:,}\n" for event, count in corpus.events.items() if count), end="")
-    seconds, n_bytes = time.perf_counter() - began, sum(split["bytes"] for split in dataset["splits"].values())
-    print(f"written to {out} in {seconds:.1f} s ({n_bytes / seconds / 1e6:,.0f} MB of text a second)")
+    print(
+        "".join(f"{event}: {count:,}\n" for event, count in corpus.events.items() if count), end=""
+    )
+    seconds, n_bytes = (
+        time.perf_counter() - began,
+        sum(split["bytes"] for split in dataset["splits"].values()),
+    )
+    print(
+        f"written to {out} in {seconds:.1f} s ({n_bytes / seconds / 1e6:,.0f} MB of text a second)"
+    )
     return _next_command(out)
 
 
 def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
-    """True if `out` holds what would be written; False if it is missing, empty or may be replaced; UserError otherwise."""
+    """True if `out` holds what would be written; False if it is missing, empty or may be replaced;
+    UserError otherwise.
+    """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    if not out.is_dir() or {path.name for path in out.iterdir()} != {"train.bin", "val.bin", "dataset.json"}:
-        raise UserError(f"{out} exists and is not a prepared corpus alone, so it is left as it is; choose another --out")
+    if not out.is_dir() or {path.name for path in out.iterdir()} != {
+        "train.bin",
+        "val.bin",
+        "dataset.json",
+    }:
+        raise UserError(
+            f"{out} exists and is not a prepared corpus alone, so it is left as it is; choose another --out"
+        )
     if options.overwrite:
         return False
     from data.batches import Dataset
@@ -286,34 +361,54 @@ def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
     found = Dataset(out).info  # UserError for a damaged folder, or one of another format
     there = found | found["options"]
     wanted = options.recorded() | {"seed": options.seed, "val_fraction": options.val_fraction}
-    differences = [f"{key} {there[key]!r}, not {value!r}" for key, value in wanted.items() if there[key] != value]
+    differences = [
+        f"{key} {there[key]!r}, not {value!r}"
+        for key, value in wanted.items()
+        if there[key] != value
+    ]
     if not differences:
         with _progress(corpus, "compare") as bar:
             for _ in corpus.documents(bar.update):
                 pass
         differences = ["other source text"] * (corpus.records != found["sources"])
     if differences:
-        raise UserError(f"{out} holds {'; '.join(differences)}\n--overwrite replaces it, --out DIR leaves it alone")
+        raise UserError(
+            f"{out} holds {'; '.join(differences)}\n--overwrite replaces it, --out DIR leaves it alone"
+        )
     return True
 
 
 def _report(dataset: dict, tokenizer: Tokenizer, options: Options) -> None:
     n_tokens = sum(split["tokens"] for split in dataset["splits"].values())
     print(f"corpus: {', '.join(source['name'] for source in dataset['sources'][:5])}")
-    print(f"documents: {dataset['documents']:,}, characters: {dataset['characters']:,}, tokens: {n_tokens:,}")
+    print(
+        f"documents: {dataset['documents']:,}, characters: {dataset['characters']:,}, tokens: {n_tokens:,}"
+    )
     print(f"characters per token: {dataset['characters'] / n_tokens:.2f}")
-    print(f"vocabulary: {tokenizer.vocab_size:,} ids ({tokenizer.kind}), stored as {dataset['dtype']}")
+    print(
+        f"vocabulary: {tokenizer.vocab_size:,} ids ({tokenizer.kind}), stored as {dataset['dtype']}"
+    )
     if options.tokenizer == "bpe" and tokenizer.vocab_size < options.vocab_size:
-        print(f"  fewer than the {options.vocab_size:,} asked for: the corpus has no more pairs to merge")
+        print(
+            f"  fewer than the {options.vocab_size:,} asked for: the corpus has no more pairs to merge"
+        )
     for name, split in dataset["splits"].items():
-        print(f"{name}: {split['tokens']:,} tokens ({split['tokens'] / n_tokens:.1%}), documents: {split['documents']:,}")
-    print(f"separators inserted: {dataset['separators']:,}" + ("" if tokenizer.separator is not None else " (none asked for)"))
+        print(
+            f"{name}: {split['tokens']:,} tokens ({split['tokens'] / n_tokens:.1%}), documents: {split['documents']:,}"
+        )
+    print(
+        f"separators inserted: {dataset['separators']:,}"
+        + ("" if tokenizer.separator is not None else " (none asked for)")
+    )
 
 
 def _next_command(out: Path) -> int:
     name = shlex.quote(out.as_posix())
     own = out == Path("data", "prepared", "shakespeare-char")
-    print("next: python train.py shakespeare-char" + ("" if own else f" --data {name} --out {shlex.quote(f'runs/{out.name}')}"))
+    print(
+        "next: python train.py shakespeare-char"
+        + ("" if own else f" --data {name} --out {shlex.quote(f'runs/{out.name}')}")
+    )
     return 0
 
 
@@ -321,7 +416,9 @@ def _progress(corpus: Corpus, description: str):
     from tqdm import tqdm
 
     # None: silent where standard error is not a terminal
-    return tqdm(total=corpus.size(), desc=description, unit="B", unit_scale=True, leave=False, disable=None)
+    return tqdm(
+        total=corpus.size(), desc=description, unit="B", unit_scale=True, leave=False, disable=None
+    )
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""What goes into sampling and what comes out, as text: prompts from the command line or a file, and rows cut at stop strings."""
+"""What goes into sampling and what comes out, as text: prompts from the command line or a file, and
+rows cut at stop strings.
+"""
 
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = "") -> list[str]:
-    """The prompt itself, the whole text of a file, or each line of one; "-" is standard input. Raises UserError."""
+    """The prompt itself, the whole text of a file, or each line of one; "-" is standard input.
+    Raises UserError.
+    """
     name = prompt_file or prompts_file
     if not name:
         return [prompt]
@@ -30,7 +34,9 @@ def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = ""
 
 
 class TextRow:
-    """The text one row has grown so far. What might yet become a stop string, and half a character, is held back."""
+    """The text one row has grown so far. What might yet become a stop string, and half a character,
+    is held back.
+    """
 
     def __init__(self, decoder: "StreamDecoder", stops: tuple[str, ...]):
         self.decoder, self.stops, self.text, self.held, self.done = decoder, stops, "", "", False
@@ -45,7 +51,12 @@ class TextRow:
         if found:
             self.done, certain = True, min(found)
         else:
-            possible = (n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n]))
+            possible = (
+                n
+                for stop in self.stops
+                for n in range(1, len(stop))
+                if self.held.endswith(stop[:n])
+            )
             certain = len(self.held) - (0 if self.done else max(possible, default=0))
         shown, self.held = self.held[:certain], self.held[certain:]
         self.text += shown

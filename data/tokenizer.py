@@ -1,9 +1,11 @@
 """Text to token ids and back: characters, bytes, a BPE trained on the corpus, and GPT-2's BPE.
 
-The two BPE kinds are run by tiktoken; training is rustbpe's. A tokenizer's `spec()` is all that is needed to build it again, so
-it travels inside a prepared corpus and inside a checkpoint, and sampling needs neither the corpus nor a network.
+The two BPE kinds are run by tiktoken; training is rustbpe's. A tokenizer's `spec()` is all that is
+needed to build it again, so it travels inside a prepared corpus and inside a checkpoint, and
+sampling needs neither the corpus nor a network.
 
-Text that spells a special token ("<|endoftext|>") is ordinary text everywhere; only `separator`, an id, ends a document.
+Text that spells a special token ("<|endoftext|>") is ordinary text everywhere; only `separator`, an
+id, ends a document.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from errors import UserError
 FORMAT = 1  # of a spec
 UNKNOWN = 0xFFFFFFFF  # in place of an id
 SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
-CHUNK_CHARACTERS = 1 << 17  # a BPE's text is cut into pieces of at least this size, to be shared out among the cores
+CHUNK_CHARACTERS = (
+    1 << 17
+)  # a BPE's text is cut into pieces of at least this size, to be shared out among the cores
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The dtype that holds ids below `vocab_size` on disk: little-endian, two bytes up to 65,536 ids, else four.
+    """The dtype that holds ids below `vocab_size` on disk: little-endian, two bytes up to 65,536
+    ids, else four.
 
     >>> dtype_for(65_536), dtype_for(65_537)
     ('<u2', '<u4')
@@ -41,13 +46,16 @@ def dtype_for(vocab_size: int) -> str:
 class Tokenizer(ABC):
     """What the rest of the program knows about a tokenizer. Ids run from 0 to `vocab_size - 1`.
 
-    `pieces` are the bytes of every id in order, save the separator's, which comes last if there is one.
+    `pieces` are the bytes of every id in order, save the separator's, which comes last if there is
+    one.
     """
 
     kind: str  # "char", "byte", "bpe" or "gpt2"
     vocab_size: int  # the separator included
     separator: int | None  # the id that stands between two documents, if there is one
-    cuts_anywhere = True  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
+    cuts_anywhere = (
+        True  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
+    )
 
     def __init__(self, pieces: list[bytes], separator: bool):
         self.pieces = pieces
@@ -57,12 +65,16 @@ class Tokenizer(ABC):
         self._printed = pieces + [SEPARATOR_TEXT.encode()] * separator
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that has no ids."""
+        """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that
+        has no ids.
+        """
         try:
             return self._encode(text).astype(self.dtype)
         except UnicodeEncodeError as error:
             found = ascii(error.object[error.start])
-            raise UserError(f"{found} in the text is half a surrogate pair, which is not a character") from None
+            raise UserError(
+                f"{found} in the text is half a surrogate pair, which is not a character"
+            ) from None
 
     @abstractmethod
     def _encode(self, text: str) -> np.ndarray:
@@ -73,7 +85,9 @@ class Tokenizer(ABC):
         return [self.encode(text) for text in texts]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The UTF-8 bytes of `ids`, which may begin or end inside a character. The separator reads "<|endoftext|>"."""
+        """The UTF-8 bytes of `ids`, which may begin or end inside a character. The separator reads
+        "<|endoftext|>".
+        """
         return b"".join([self._printed[i] for i in ids])
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -81,8 +95,12 @@ class Tokenizer(ABC):
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator stands for none."""
-        return np.array([len(piece) for piece in self.pieces] + [0] * (self.separator is not None), np.int64)
+        """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator
+        stands for none.
+        """
+        return np.array(
+            [len(piece) for piece in self.pieces] + [0] * (self.separator is not None), np.int64
+        )
 
     @abstractmethod
     def spec(self) -> dict:
@@ -100,14 +118,19 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, symbols: str, separator: bool = False):
         if not symbols or list(symbols) != sorted(set(symbols)):
-            raise UserError("a character vocabulary must be distinct characters in code point order")
+            raise UserError(
+                "a character vocabulary must be distinct characters in code point order"
+            )
         super().__init__([symbol.encode() for symbol in symbols], separator)
         self.symbols = symbols
         codes = np.frombuffer(symbols.encode("utf-32-le"), "<u4")
-        self._table = np.full(max(256, int(codes[-1]) + 2), UNKNOWN, np.uint32)  # code point -> id; the last entry: all beyond it
+        self._table = np.full(
+            max(256, int(codes[-1]) + 2), UNKNOWN, np.uint32
+        )  # code point -> id; the last entry: all beyond it
         self._table[codes] = np.arange(len(codes))
-        # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes a second: in code point order
-        # those ids fit a byte. Id 255 may mean "unknown" there: it is a character's only if all 256 are known.
+        # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes
+        # a second: in code point order those ids fit a byte. Id 255 may mean "unknown" there: it is
+        # a character's only if all 256 are known.
         self._latin_table = np.minimum(self._table[:256], 255).astype(np.uint8).tobytes()
 
     def _encode(self, text: str) -> np.ndarray:
@@ -127,7 +150,12 @@ class CharTokenizer(Tokenizer):
         return ids
 
     def spec(self) -> dict:
-        return {"format": FORMAT, "kind": self.kind, "symbols": self.symbols, "separator": self.separator is not None}
+        return {
+            "format": FORMAT,
+            "kind": self.kind,
+            "symbols": self.symbols,
+            "separator": self.separator is not None,
+        }
 
 
 class Alphabet:
@@ -139,7 +167,9 @@ class Alphabet:
 
     def add(self, text: str) -> None:
         try:
-            new = text.encode("latin-1").translate(None, self._latin)  # drops what was seen before: nearly always everything
+            new = text.encode("latin-1").translate(
+                None, self._latin
+            )  # drops what was seen before: nearly always everything
             self._latin += bytes(set(new))
         except UnicodeEncodeError:
             self._seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
@@ -165,10 +195,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """Byte-pair encoding, run by tiktoken; kind "bpe" (trained by `train_bpe`) or "gpt2". The highest id is the separator.
+    """Byte-pair encoding, run by tiktoken; kind "bpe" (trained by `train_bpe`) or "gpt2". The
+    highest id is the separator.
 
-    `pattern` is the regular expression that cuts text into pieces before any pair is merged; `tokens` the bytes of each
-    id in the order of merging.
+    `pattern` is the regular expression that cuts text into pieces before any pair is merged;
+    `tokens` the bytes of each id in the order of merging.
     """
 
     cuts_anywhere = False
@@ -178,16 +209,27 @@ class BPETokenizer(Tokenizer):
 
         super().__init__(tokens, separator=True)
         self.kind, self.pattern = kind, pattern
-        ranks, special = {token: rank for rank, token in enumerate(tokens)}, {SEPARATOR_TEXT: self.separator}
-        self._encoding = tiktoken.Encoding(kind, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        ranks, special = (
+            {token: rank for rank, token in enumerate(tokens)},
+            {SEPARATOR_TEXT: self.separator},
+        )
+        self._encoding = tiktoken.Encoding(
+            kind, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+        )
 
     def _encode(self, text: str) -> np.ndarray:
-        return self._encoding.encode_to_numpy(text, disallowed_special=())  # none is allowed either: all text is ordinary
+        return self._encoding.encode_to_numpy(
+            text, disallowed_special=()
+        )  # none is allowed either: all text is ordinary
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         n, ids = cpu_cores(), [None] * len(texts)
-        with ThreadPoolExecutor(n) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
-            for i, share in enumerate(pool.map(super().encode_batch, [texts[i::n] for i in range(n)])):
+        with ThreadPoolExecutor(
+            n
+        ) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
+            for i, share in enumerate(
+                pool.map(super().encode_batch, [texts[i::n] for i in range(n)])
+            ):
                 ids[i::n] = share
         return ids
 
@@ -206,31 +248,40 @@ def load_tokenizer(spec: dict) -> Tokenizer:
     try:
         kind, found = spec["kind"], spec["format"]
         if found != FORMAT:
-            raise UserError(f"the tokenizer's description is of format {found!r}, not {FORMAT}: prepare the corpus again")
+            raise UserError(
+                f"the tokenizer's description is of format {found!r}, not {FORMAT}: prepare the corpus again"
+            )
         if kind == "char":
             return CharTokenizer(spec["symbols"], spec["separator"])
         if kind == "byte":
             return ByteTokenizer(spec["separator"])
         if kind in ("bpe", "gpt2"):
             tokens = [base64.b64decode(token, validate=True) for token in spec["tokens"].split(" ")]
-            if not {bytes([i]) for i in range(256)} <= set(tokens) or len(set(tokens)) < len(tokens):
+            if not {bytes([i]) for i in range(256)} <= set(tokens) or len(set(tokens)) < len(
+                tokens
+            ):
                 raise ValueError("not a set of tokens with all 256 bytes")
             return BPETokenizer(kind, spec["pattern"], tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the description of the tokenizer is damaged ({error!r}): prepare the corpus again") from None
+        raise UserError(
+            f"the description of the tokenizer is damaged ({error!r}): prepare the corpus again"
+        ) from None
     raise UserError(f"unknown tokenizer {kind!r}; this program knows char, byte, bpe and gpt2")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
     """Train a BPE on `texts` and make a tokenizer of it.
 
-    `vocab_size` counts the 256 bytes, the merges and the separator; a small corpus runs out of pairs to merge and yields fewer.
-    Texts should be short (`safe_chunks`): 256 of them are held at once. UserError for a `vocab_size` out of range.
+    `vocab_size` counts the 256 bytes, the merges and the separator; a small corpus runs out of
+    pairs to merge and yields fewer. Texts should be short (`safe_chunks`): 256 of them are held at
+    once. UserError for a `vocab_size` out of range.
     """
     import rustbpe
 
     if not 257 <= vocab_size <= 1 << 24:
-        raise UserError(f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) and 16,777,216")
+        raise UserError(
+            f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) and 16,777,216"
+        )
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), vocab_size - 1, buffer_size=256)
     ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
@@ -238,7 +289,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 
 def load_gpt2() -> BPETokenizer:
-    """GPT-2's own BPE: 50,257 ids. The first use fetches 1.5 MB into tiktoken's cache; UserError if that fails."""
+    """GPT-2's own BPE: 50,257 ids. The first use fetches 1.5 MB into tiktoken's cache; UserError if
+    that fails.
+    """
     import tiktoken
     import tiktoken.load
 
@@ -246,7 +299,11 @@ def load_gpt2() -> BPETokenizer:
     tiktoken.load.read_file = lambda url: urllib.request.urlopen(url, timeout=20).read()
     try:
         encoding = tiktoken.get_encoding("gpt2")
-    except (OSError, ValueError, http.client.HTTPException) as error:  # no network, no right to write the cache, damage
+    except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+    ) as error:  # no network, no right to write the cache, damage
         raise UserError(
             f"GPT-2's vocabulary is not in tiktoken's cache and could not be fetched ({str(error)[:120]})\n"
             "set TIKTOKEN_CACHE_DIR to a folder that holds it, or use --tokenizer bpe, which needs no network"
@@ -257,8 +314,9 @@ def load_gpt2() -> BPETokenizer:
     return BPETokenizer("gpt2", encoding._pat_str, tokens)
 
 
-# A BPE never merges across the pieces that its pattern cuts, so text may be cut wherever the pattern cuts it in any surroundings,
-# and nowhere else. That holds at these places for GPT-2's pattern and for rustbpe's (GPT-4's), where S is no white space:
+# A BPE never merges across the pieces that its pattern cuts, so text may be cut wherever the
+# pattern cuts it in any surroundings, and nowhere else. That holds at these places for GPT-2's
+# pattern and for rustbpe's (GPT-4's), where S is no white space:
 #   S \n | S   No piece crosses: white space pieces begin at white space, so none begins before "\n"; letters, digits and GPT-2's
 #              punctuation end before "\n"; GPT-4's punctuation may take "\n" with it, and ends there as S is no newline. No piece
 #              that begins at S takes "\n" as its prefix either: GPT-2's optional prefix is " " alone, GPT-4's all but newlines.
@@ -266,20 +324,29 @@ def load_gpt2() -> BPETokenizer:
 #   L | P      between a letter or digit and a punctuation mark: each ends the other's run, and a mark that opens a piece (the
 #              apostrophe of 's, GPT-4's prefix of a word) comes first in it. The marks are listed, as Python's tables of
 #              Unicode and tiktoken's may differ in what is a letter.
-# Looking ahead, `\s+(?!\S)` and `\s++$`, changes nothing: the left part ends in S or S\n, which read alike at the end of text.
-_SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
+# Looking ahead, `\s+(?!\S)` and `\s++$`, changes nothing: the left part ends in S or S\n, which
+# read alike at the end of text.
+_SAFE_CUT = re.compile(
+    r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
 
 
 def safe_cut(text: str, start: int) -> int:
-    """The first place at or after `start` where a BPE's text may be cut without changing its tokens, or -1."""
+    """The first place at or after `start` where a BPE's text may be cut without changing its
+    tokens, or -1.
+    """
     match = _SAFE_CUT.search(text, start)
     return match.start() if match else -1
 
 
-def safe_chunks(pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS) -> Iterator[tuple[int, str]]:
-    """Re-cut (document, text) so that each chunk holds at least `size` characters, save a document's last, cut safely.
+def safe_chunks(
+    pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS
+) -> Iterator[tuple[int, str]]:
+    """Re-cut (document, text) so that each chunk holds at least `size` characters, save a
+    document's last, cut safely.
 
-    Text without a safe cut is held until one comes; encoding the chunks one by one gives the tokens of the whole.
+    Text without a safe cut is held until one comes; encoding the chunks one by one gives the tokens
+    of the whole.
     """
     for document, group in groupby(pieces, key=lambda piece: piece[0]):
         held, searched = "", 0
@@ -290,7 +357,9 @@ def safe_chunks(pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS)
                 yield document, held[begin:cut]
                 begin, searched = cut, 0
             held = held[begin:]
-            searched = max(size, len(held) - 2)  # what was searched in vain; a cut looks two characters around
+            searched = max(
+                size, len(held) - 2
+            )  # what was searched in vain; a cut looks two characters around
         yield document, held
 
 

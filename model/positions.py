@@ -1,6 +1,8 @@
-"""Where a token stands. Attention alone is blind to order: permute its inputs and its outputs are permuted alike.
+"""Where a token stands. Attention alone is blind to order: permute its inputs and its outputs are
+permuted alike.
 
-Four ways to tell: a learned table, sines and cosines, rotation, or nothing (a causal mask still leaks some order).
+Four ways to tell: a learned table, sines and cosines, rotation, or nothing (a causal mask still
+leaks some order).
 """
 
 import math
@@ -15,7 +17,9 @@ BASE = 10_000.0
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is that already: for what autocast must not round (norms, rotations, scores, softmax)."""
+    """x in float32, or in float64 if it is that already: for what autocast must not round (norms,
+    rotations, scores, softmax).
+    """
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -35,17 +39,21 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
 
 
 def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn pair (x_i, x_(i + K/2)) of each head by an angle that grows with the position (Su et al. 2021, "RoFormer").
+    """Turn pair (x_i, x_(i + K/2)) of each head by an angle that grows with the position (Su et al.
+    2021, "RoFormer").
 
-    Turning query and key alike leaves in their product the difference of their positions alone. Pairs are taken half a head
-    apart, as in Llama. `cos` and `sin`: (B or 1, 1, T, K/2). Computed in float32; the result has the dtype of x.
+    Turning query and key alike leaves in their product the difference of their positions alone.
+    Pairs are taken half a head apart, as in Llama. `cos` and `sin`: (B or 1, 1, T, K/2). Computed
+    in float32; the result has the dtype of x.
     """
     left, right = widen(x_BHTK).chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
 
 
 class Positions(nn.Module):
-    """No positions; the base of the three other kinds. `positions` are integers of shape (B or 1, T)."""
+    """No positions; the base of the three other kinds. `positions` are integers of shape (B or 1,
+    T).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -72,13 +80,17 @@ class LearnedPositions(Positions):
 
 
 class SinusoidalPositions(Positions):
-    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), scaled to the embeddings' standard deviation of 0.02.
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), scaled to the embeddings'
+    standard deviation of 0.02.
 
-    The paper scales the embeddings up instead (section 3.4); where they are tied, every token would at first predict itself.
+    The paper scales the embeddings up instead (section 3.4); where they are tied, every token would
+    at first predict itself.
     """
 
     def add(self, x_BTD: Tensor, positions: Tensor) -> Tensor:
-        return x_BTD + 0.02 * math.sqrt(2) * sinusoid(positions, self.config.d_model).to(x_BTD.dtype)
+        return x_BTD + 0.02 * math.sqrt(2) * sinusoid(positions, self.config.d_model).to(
+            x_BTD.dtype
+        )
 
 
 class RotaryPositions(Positions):
@@ -89,4 +101,9 @@ class RotaryPositions(Positions):
         return angles.cos(), angles.sin()
 
 
-KINDS = {"none": Positions, "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions}
+KINDS = {
+    "none": Positions,
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
+    "rotary": RotaryPositions,
+}

@@ -1,4 +1,6 @@
-"""What several tests share: the devices, a seed for every test, and a small model whose every parameter matters."""
+"""What several tests share: the devices, a seed for every test, and a small model whose every
+parameter matters.
+"""
 
 import signal
 
@@ -9,8 +11,12 @@ from model.attention import fused_attention
 from model.config import ModelConfig
 from model.gpt import GPT
 
-torch.set_num_threads(1)  # for tensors as small as the tests' a second thread costs more than it brings
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so would what a test starts
+torch.set_num_threads(
+    1
+)  # for tensors as small as the tests' a second thread costs more than it brings
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a job in the background ignores it, and so would what a test starts
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +31,11 @@ def device(request):
 
 @pytest.fixture
 def tiny():
-    """Builds a float64 model in eval mode. Options are those of ModelConfig, over very small defaults.
+    """Builds a float64 model in eval mode. Options are those of ModelConfig, over very small
+    defaults.
 
-    Every parameter is moved off its initial value: at a standard deviation of 0.02 all attention is nearly uniform, and a bias
-    of zero or a gain of one cannot be told from none.
+    Every parameter is moved off its initial value: at a standard deviation of 0.02 all attention is
+    nearly uniform, and a bias of zero or a gain of one cannot be told from none.
     """
 
     def build(attend=fused_attention, vocab_size=11, device="cpu", **options):

@@ -1,5 +1,5 @@
-"""What the tests of training share: a small prepared corpus, a small configuration, runs made here or in a process of their own,
-and the comparison of two run folders.
+"""What the tests of training share: a small prepared corpus, a small configuration, runs made here
+or in a process of their own, and the comparison of two run folders.
 """
 
 import contextlib
@@ -24,8 +24,31 @@ from errors import run_command
 from training import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["torch.distributed.fsdp", "matplotlib.figure", "training.run", "training.log", "training.optimizer", "viz.probe"]
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "old", "dogs", "run", "by", "in", "rain"]
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "matplotlib.figure",
+    "training.run",
+    "training.log",
+    "training.optimizer",
+    "viz.probe",
+]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "two",
+    "old",
+    "dogs",
+    "run",
+    "by",
+    "in",
+    "rain",
+]
 
 
 def nonsense(n_character=4000, seed=0):
@@ -38,7 +61,9 @@ def nonsense(n_character=4000, seed=0):
 
 
 def write_corpus(folder, train, val=None, tokenizer=None, dtype="uint16"):
-    """Prepare two texts as `data.prepare` would; without `val`, the last tenth of the first. Returns the folder."""
+    """Prepare two texts as `data.prepare` would; without `val`, the last tenth of the first.
+    Returns the folder.
+    """
     if val is None:
         cut = int(0.9 * len(train))
         train, val = train[:cut], train[cut:]
@@ -60,9 +85,24 @@ def write_byte_corpus(folder, text):
 
 
 TINY = {
-    **{"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 16, "max_steps": 8, "batch_size": 4, "warmup_steps": 2},
+    **{
+        "n_layer": 1,
+        "n_head": 2,
+        "d_model": 16,
+        "context_length": 16,
+        "max_steps": 8,
+        "batch_size": 4,
+        "warmup_steps": 2,
+    },
     **{"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},
-    **{"eval_every": 4, "eval_batches": 2, "save_every": 4, "log_every": 1, "sample_tokens": 4, "probe_tokens": 0},
+    **{
+        "eval_every": 4,
+        "eval_batches": 2,
+        "save_every": 4,
+        "log_every": 1,
+        "sample_tokens": 4,
+        "probe_tokens": 0,
+    },
 }
 
 
@@ -70,8 +110,15 @@ def make_config(data, out, **fields):
     """A small configuration; a field is named without its section, as on the command line."""
     fields = TINY | {"data": str(data), "out": str(out)} | fields
     sections = {}
-    for section, kind in (("model", ModelConfig), ("data", DataConfig), ("optim", OptimConfig), ("run", RunConfig)):
-        sections[section] = kind(**{f.name: fields.pop(f.name) for f in dataclasses.fields(kind) if f.name in fields})
+    for section, kind in (
+        ("model", ModelConfig),
+        ("data", DataConfig),
+        ("optim", OptimConfig),
+        ("run", RunConfig),
+    ):
+        sections[section] = kind(
+            **{f.name: fields.pop(f.name) for f in dataclasses.fields(kind) if f.name in fields}
+        )
     assert not fields, f"no such field: {list(fields)}"
     return Config(**sections)
 
@@ -81,16 +128,25 @@ def flags(**fields):
     words = []
     for name, value in fields.items():
         flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        words += (
+            [f"--{flag}" if value else f"--no-{flag}"]
+            if isinstance(value, bool)
+            else [f"--{flag}", str(value)]
+        )
     return words
 
 
 @contextlib.contextmanager
 def restored():
-    """Put back what a run changes in its process: signal handlers, threads, determinism, the state of the random numbers."""
+    """Put back what a run changes in its process: signal handlers, threads, determinism, the state
+    of the random numbers.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    deterministic, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    deterministic, fill = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
     try:
         yield
     finally:
@@ -105,7 +161,9 @@ def restored():
 
 
 def train_here(config):
-    """Run `config` in this process, from random numbers in a state that must not matter; the exit code."""
+    """Run `config` in this process, from random numbers in a state that must not matter; the exit
+    code.
+    """
     import train
 
     with restored():
@@ -115,7 +173,12 @@ def train_here(config):
 
 def environment(**changes):
     """The variables of a process started by a test; a change to None takes one away."""
-    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "Agg"}
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": "Agg",
+    }
     variables = {**os.environ, **fixed, **changes}
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         variables.setdefault(name, None)
@@ -123,7 +186,9 @@ def environment(**changes):
 
 
 def command(script, *arguments, cwd=ROOT, stdin=None, code=0, timeout=120, env=None, limit=None):
-    """Run a script of this repository: (stdout, stderr), once its exit code is as expected. `limit`: bytes a file may grow to."""
+    """Run a script of this repository: (stdout, stderr), once its exit code is as expected.
+    `limit`: bytes a file may grow to.
+    """
 
     def preexec():
         import resource
@@ -152,16 +217,24 @@ def _child(plain, variables, output):
     import train
 
     os.environ.update(variables)
-    with open(output, "w", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+    with (
+        open(output, "w", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
         run_command(lambda: train.train(Config.from_dict(plain)))
 
 
 def fork_training(config, output, **variables):
-    """Start `config` in a process of its own, forked from one that has torch loaded already: half a second, not four."""
+    """Start `config` in a process of its own, forked from one that has torch loaded already: half a
+    second, not four.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["helpers", "train", *PRELOADED])
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "PYTHONPATH")}
-    os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})  # for the first, the server
+    os.environ.update(
+        {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    )  # for the first, the server
     try:
         process = context.Process(target=_child, args=(config.to_dict(), variables, str(output)))
         process.start()
@@ -185,7 +258,9 @@ def losses(folder):
 def same_value(a, b):
     """Whether two states are the same to the last bit."""
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        return (
+            a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        )
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -194,16 +269,22 @@ def same_value(a, b):
 
 
 def assert_same_state(a, b, name=checkpoints.LATEST):
-    """Two runs' checkpoints hold the same state, to the last bit; only how they came there may differ (their config)."""
+    """Two runs' checkpoints hold the same state, to the last bit; only how they came there may
+    differ (their config).
+    """
     one, two = checkpoints.load(a / name), checkpoints.load(b / name)
     for field in dataclasses.fields(checkpoints.Checkpoint):
         if field.name != "config":
-            assert same_value(getattr(one, field.name), getattr(two, field.name)), f"{field.name} of {name} differs"
+            assert same_value(getattr(one, field.name), getattr(two, field.name)), (
+                f"{field.name} of {name} differs"
+            )
     return one
 
 
 def assert_same_run(a, b):
-    """Two run folders tell the same: latest and best checkpoint, log (times and memory aside), samples."""
+    """Two run folders tell the same: latest and best checkpoint, log (times and memory aside),
+    samples.
+    """
     assert_same_state(a, b)
     assert_same_state(a, b, checkpoints.BEST)
     assert read_records(a) == read_records(b)

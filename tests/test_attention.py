@@ -1,4 +1,6 @@
-"""The softmax, the mask, the twins and the cache: against hand calculation, plain Python loops, float64 and torch."""
+"""The softmax, the mask, the twins and the cache: against hand calculation, plain Python loops,
+float64 and torch.
+"""
 
 import math
 import sys
@@ -24,7 +26,12 @@ TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
 
 
 def near(actual, expected, atol):
-    assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype, device=actual.device), rtol=0, atol=atol)
+    assert_close(
+        actual,
+        torch.as_tensor(expected, dtype=actual.dtype, device=actual.device),
+        rtol=0,
+        atol=atol,
+    )
 
 
 def some(*shape, dtype=torch.float64, device="cpu", grad=True):
@@ -36,12 +43,16 @@ def some(*shape, dtype=torch.float64, device="cpu", grad=True):
 
 def test_softmax_by_hand(device):
     # exp gives 3.3201, 12.1825, 2.7183, 7.3891; their sum is 25.6100
-    near(softmax(torch.tensor([1.2, 2.5, 1.0, 2.0], device=device)), [0.1296, 0.4757, 0.1061, 0.2885], atol=5e-5)
+    near(
+        softmax(torch.tensor([1.2, 2.5, 1.0, 2.0], device=device)),
+        [0.1296, 0.4757, 0.1061, 0.2885],
+        atol=5e-5,
+    )
 
 
 def test_softmax_in_float32(device):
-    """Rounding, to first order: of x - max, which the exponential turns from absolute to relative; of exp (2), the sum (n)
-    and the quotient (1).
+    """Rounding, to first order: of x - max, which the exponential turns from absolute to relative;
+    of exp (2), the sum (n) and the quotient (1).
     """
     scores = 4 * torch.randn(50, 33)
     rows = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in scores.tolist()]
@@ -56,7 +67,12 @@ def test_softmax_in_float32(device):
 
 @pytest.mark.parametrize(
     ("given", "computed"),
-    [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")],
+    [
+        ("float16", "float32"),
+        ("bfloat16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+    ],
 )
 def test_softmax_is_float32_or_better(given, computed):
     assert softmax(torch.zeros(3, dtype=getattr(torch, given))).dtype == getattr(torch, computed)
@@ -70,15 +86,23 @@ def test_softmax_gradient():
 
 
 def test_softmax_of_a_row_fully_masked(device):
-    scores = torch.tensor([[-math.inf] * 3, [0.0, -math.inf, 0.0]], device=device, requires_grad=True)
+    scores = torch.tensor(
+        [[-math.inf] * 3, [0.0, -math.inf, 0.0]], device=device, requires_grad=True
+    )
     weights = softmax(scores)
     near(weights.detach(), [[0, 0, 0], [0.5, 0, 0.5]], atol=0)
-    (gradient,) = torch.autograd.grad((weights * torch.tensor([1.0, 2.0, 3.0], device=device)).sum(), scores)
+    (gradient,) = torch.autograd.grad(
+        (weights * torch.tensor([1.0, 2.0, 3.0], device=device)).sum(), scores
+    )
     near(gradient, [[0, 0, 0], [-0.5, 0, 0.5]], atol=0)
 
 
 def test_softmax_of_large_scores(device):
-    scores = torch.tensor([[1e4, -1e4, 1e4], [-1e4, -1e4, -1e4], [1e4, 1e4 - 1, -1e4]], device=device, requires_grad=True)
+    scores = torch.tensor(
+        [[1e4, -1e4, 1e4], [-1e4, -1e4, -1e4], [1e4, 1e4 - 1, -1e4]],
+        device=device,
+        requires_grad=True,
+    )
     weights = softmax(scores)
     e = 1 / (1 + math.exp(-1))
     near(weights.detach(), [[0.5, 0, 0.5], [1 / 3, 1 / 3, 1 / 3], [e, 1 - e, 0]], atol=4 * ULP32)
@@ -92,7 +116,10 @@ def test_softmax_of_one_score():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_sum_to_one_under_autocast(dtype, device):
     """A softmax in bfloat16 would be off by about 5e-3."""
-    query, key = some(2, 3, 40, 8, dtype=dtype, device=device), some(2, 3, 40, 8, dtype=dtype, device=device)
+    query, key = (
+        some(2, 3, 40, 8, dtype=dtype, device=device),
+        some(2, 3, 40, 8, dtype=dtype, device=device),
+    )
     with torch.autocast(device.type, torch.bfloat16):
         weights = attention_weights(query, key, Mask())
         assert torch.equal(softmax(query), softmax(query.float()))
@@ -102,7 +129,10 @@ def test_rows_sum_to_one_under_autocast(dtype, device):
 
 def test_scores_are_float32_under_autocast(device):
     """Off from float64 by the rounding of float32: K products and their sum."""
-    query, key = some(1, 1, 20, 16, dtype=torch.bfloat16, device=device), some(1, 1, 20, 16, dtype=torch.bfloat16, device=device)
+    query, key = (
+        some(1, 1, 20, 16, dtype=torch.bfloat16, device=device),
+        some(1, 1, 20, 16, dtype=torch.bfloat16, device=device),
+    )
     with torch.autocast(device.type, torch.bfloat16):
         scores = attention_scores(query, key, Mask(causal=False))
     q, k = query.double(), key.double()
@@ -162,7 +192,10 @@ def test_window_with_padding():
 
 def test_bidirectional():
     assert Mask(causal=False).allowed(2, 3).all()
-    assert Mask(causal=False, lengths=torch.tensor([1, 3])).allowed(2, 3).int().tolist() == [[[[1, 0, 0]] * 2], [[[1, 1, 1]] * 2]]
+    assert Mask(causal=False, lengths=torch.tensor([1, 3])).allowed(2, 3).int().tolist() == [
+        [[[1, 0, 0]] * 2],
+        [[[1, 1, 1]] * 2],
+    ]
     assert Mask(causal=False, window=2).allowed(4, 4).int().tolist() == [[[
         [1, 1, 0, 0],
         [1, 1, 1, 0],
@@ -183,8 +216,8 @@ def test_fewer_queries_than_keys():
 
 
 def test_fewer_queries_than_keys_in_ragged_rows():
-    """Row 0 ends one key early, so its two queries stand one place further left; row 1 has a single key, so its second query
-    is padding.
+    """Row 0 ends one key early, so its two queries stand one place further left; row 1 has a single
+    key, so its second query is padding.
     """
     assert Mask(lengths=torch.tensor([3, 1, 4])).allowed(2, 4).int().tolist() == [
         [[[1, 1, 0, 0],
@@ -198,7 +231,10 @@ def test_fewer_queries_than_keys_in_ragged_rows():
 
 def test_one_query_sees_its_whole_row():
     assert Mask().allowed(1, 4).all()
-    assert Mask(lengths=torch.tensor([2, 4])).allowed(1, 4).int().tolist() == [[[[1, 1, 0, 0]]], [[[1, 1, 1, 1]]]]
+    assert Mask(lengths=torch.tensor([2, 4])).allowed(1, 4).int().tolist() == [
+        [[[1, 1, 0, 0]]],
+        [[[1, 1, 1, 1]]],
+    ]
 
 
 # --- the equation ---
@@ -208,11 +244,17 @@ def looks(mask, row, n_query, n_key, t, s):
     """The meaning of a mask in plain Python."""
     length = n_key if mask.lengths is None else mask.lengths[row].item()
     position = max(length - n_query, 0) + t
-    return s < length and not (mask.causal and s > position) and not (mask.window and abs(position - s) >= mask.window)
+    return (
+        s < length
+        and not (mask.causal and s > position)
+        and not (mask.window and abs(position - s) >= mask.window)
+    )
 
 
 def by_hand(query, key, value, mask):
-    """softmax(Q K^T / sqrt(d)) V with loops over rows, heads and queries; no masking at all: keys not looked at are not there."""
+    """softmax(Q K^T / sqrt(d)) V with loops over rows, heads and queries; no masking at all: keys
+    not looked at are not there.
+    """
     n_row, n_head, n_query, d_head = query.shape
     out = torch.zeros_like(query)
     for row in range(n_row):
@@ -230,14 +272,23 @@ def by_hand(query, key, value, mask):
 def test_identity_example(attend, device):
     identity = torch.eye(2, device=device)[None, None]
     everything = Mask(causal=False)
-    near(attention_weights(identity, identity, everything)[0, 0], [[0.670, 0.330], [0.330, 0.670]], atol=5e-4)
-    near(attend(identity, identity, identity, everything, 0.0)[0, 0], [[0.670, 0.330], [0.330, 0.670]], atol=5e-4)
+    near(
+        attention_weights(identity, identity, everything)[0, 0],
+        [[0.670, 0.330], [0.330, 0.670]],
+        atol=5e-4,
+    )
+    near(
+        attend(identity, identity, identity, everything, 0.0)[0, 0],
+        [[0.670, 0.330], [0.330, 0.670]],
+        atol=5e-4,
+    )
 
 
 @TWINS
 def test_three_keys_example(attend, device):
-    """The products are (0, 2, 0), so the weights are (1, e, 1) / (2 + e) with e = exp(2 / sqrt(2)) = 4.1133. Cut to three
-    digits, as a textbook would, they are (0.163, 0.673, 0.163) and lead to (2.182, 0.489).
+    """The products are (0, 2, 0), so the weights are (1, e, 1) / (2 + e) with e = exp(2 / sqrt(2))
+    = 4.1133. Cut to three digits, as a textbook would, they are (0.163, 0.673, 0.163) and lead to
+    (2.182, 0.489).
     """
     query = torch.tensor([[[[0.0, 1.0]]]], device=device)
     key = torch.tensor([[[[1.0, 0.0], [1.0, 2.0], [-3.0, 0.0]]]], device=device)
@@ -251,11 +302,13 @@ def test_three_keys_example(attend, device):
 @pytest.mark.parametrize("window", [0, 1, 3, 50])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_twins_against_loops(attend, causal, window, lengths, device):
-    """Values and gradients in float64. With products |q||k| of up to 10 and values up to 3, scores are off by 3e-15 and
-    outputs by 3e-14 at worst; gradients pass through the scores once more.
+    """Values and gradients in float64. With products |q||k| of up to 10 and values up to 3, scores
+    are off by 3e-15 and outputs by 3e-14 at worst; gradients pass through the scores once more.
     """
     mask = Mask(causal, window, None if lengths is None else torch.tensor(lengths))
-    for n_query, n_key in [(7, 7), (1, 7), (3, 7)] if lengths else [(13, 13), (12, 12), (1, 7), (3, 7)]:
+    for n_query, n_key in (
+        [(7, 7), (1, 7), (3, 7)] if lengths else [(13, 13), (12, 12), (1, 7), (3, 7)]
+    ):
         inputs = some(3, 2, n_query, 4), some(3, 2, n_key, 4), some(3, 2, n_key, 4)
         upstream = some(3, 2, n_query, 4, grad=False)
         expected = by_hand(*inputs, mask)
@@ -263,7 +316,11 @@ def test_twins_against_loops(attend, causal, window, lengths, device):
         moved = [x.detach().to(device).requires_grad_() for x in inputs]
         actual = attend(*moved, mask, 0.0)
         near(actual, expected, atol=3e-14)
-        for one, other in zip(torch.autograd.grad((actual * upstream.to(device)).sum(), moved), expected_gradients, strict=True):
+        for one, other in zip(
+            torch.autograd.grad((actual * upstream.to(device)).sum(), moved),
+            expected_gradients,
+            strict=True,
+        ):
             near(one, other, atol=2e-13)
 
 
@@ -271,11 +328,12 @@ def test_twins_against_loops(attend, causal, window, lengths, device):
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_twins_in_bfloat16(causal, window, lengths, device):
-    """The bounds count the roundings to bfloat16 in each twin, to first order in the unit roundoff u = 2^-8.
+    """The bounds count the roundings to bfloat16 in each twin, to first order in the unit roundoff
+    u = 2^-8.
 
-    Output: the weights and the result, so 2 u sum_s w |v| each. Gradient of the values: alike. Gradient of a score, w (dw - sum
-    w dw) with dw = g.v: the fused one rounds its output, used for the second term, and the whole; the explicit one rounds dw.
-    Then either rounds the result.
+    Output: the weights and the result, so 2 u sum_s w |v| each. Gradient of the values: alike.
+    Gradient of a score, w (dw - sum w dw) with dw = g.v: the fused one rounds its output, used for
+    the second term, and the whole; the explicit one rounds dw. Then either rounds the result.
     """
     mask = Mask(causal, window, None if lengths is None else torch.tensor(lengths))
     inputs = [some(2, 2, 64, 16, dtype=torch.bfloat16, device=device) for _ in range(3)]
@@ -289,7 +347,12 @@ def test_twins_in_bfloat16(causal, window, lengths, device):
     query, key, value, g = (x.detach().double().abs() for x in (*inputs, upstream))
     weights = attention_weights(*(x.detach().double() for x in inputs[:2]), mask)
     terms = weights * (g @ value.mT + (g * (weights @ value)).sum(-1, keepdim=True)) / 4
-    bounds = [4 * (weights @ value), 5 * (terms @ key), 5 * (terms.mT @ query), 4 * (weights.mT @ g)]
+    bounds = [
+        4 * (weights @ value),
+        5 * (terms @ key),
+        5 * (terms.mT @ query),
+        4 * (weights.mT @ g),
+    ]
     for explicit, fused, bound in zip(*results, bounds, strict=True):
         assert explicit.abs().max() > 0
         assert ((explicit - fused).abs() <= 1.05 * ULP16 * bound + 1e-6).all()
@@ -299,11 +362,14 @@ def test_twins_in_bfloat16(causal, window, lengths, device):
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_short_attention_in_bfloat16(causal, window, n_query):
-    """Against float64. To first order in u = 2^-8: a score s is rounded by u |s|, which moves the weights as the softmax's
-    derivative says, by w (u |s| + sum w u |s|) at most; the weights are rounded, and the result, by u each.
+    """Against float64. To first order in u = 2^-8: a score s is rounded by u |s|, which moves the
+    weights as the softmax's derivative says, by w (u |s| + sum w u |s|) at most; the weights are
+    rounded, and the result, by u each.
     """
     mask = Mask(causal, window)
-    query, key, value = (some(2, 3, n, 16, dtype=torch.bfloat16, grad=False) for n in (n_query, 128, 128))
+    query, key, value = (
+        some(2, 3, n, 16, dtype=torch.bfloat16, grad=False) for n in (n_query, 128, 128)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         out = fused_attention(query, key, value, mask, 0.0)
     assert out.dtype == torch.bfloat16
@@ -319,16 +385,23 @@ def test_short_attention_in_bfloat16(causal, window, n_query):
 @TWINS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heads_may_share_keys_and_values(attend, dtype, device):
-    query, *rest = (some(2, n_head, 6, 8, dtype=dtype, device=device, grad=False) for n_head in (3, 1, 1))
+    query, *rest = (
+        some(2, n_head, 6, 8, dtype=dtype, device=device, grad=False) for n_head in (3, 1, 1)
+    )
     shared = attend(query, *rest, Mask(), 0.0)
-    assert_close(shared, attend(query, *(x.repeat(1, 3, 1, 1) for x in rest), Mask(), 0.0), rtol=4 * ULP16, atol=4 * ULP16)
+    assert_close(
+        shared,
+        attend(query, *(x.repeat(1, 3, 1, 1) for x in rest), Mask(), 0.0),
+        rtol=4 * ULP16,
+        atol=4 * ULP16,
+    )
 
 
 @TWINS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_fully_masked(attend, dtype, device):
-    """A row of no keys, and padded queries whose window ends before they begin: zeros, with gradients finite everywhere and
-    zero there.
+    """A row of no keys, and padded queries whose window ends before they begin: zeros, with
+    gradients finite everywhere and zero there.
     """
     mask = Mask(window=2, lengths=torch.tensor([6, 2, 0]))
     inputs = [some(3, 2, 6, 8, dtype=dtype, device=device) for _ in range(3)]
@@ -347,7 +420,9 @@ def test_rows_fully_masked(attend, dtype, device):
 
 @TWINS
 def test_one_token(attend, device):
-    """It looks at itself alone: the output is the value, and what query and key are does not matter."""
+    """It looks at itself alone: the output is the value, and what query and key are does not
+    matter.
+    """
     inputs = [some(2, 3, 1, 4, device=device) for _ in range(3)]
     out = attend(*inputs, Mask(), 0.0)
     assert torch.equal(out, inputs[2])
@@ -370,13 +445,19 @@ def test_large_scores(attend, device):
 
 
 @TWINS
-@pytest.mark.parametrize("mask", [Mask(), Mask(window=3), Mask(causal=False), Mask(causal=False, lengths=torch.tensor([5, 8]))])
+@pytest.mark.parametrize(
+    "mask",
+    [Mask(), Mask(window=3), Mask(causal=False), Mask(causal=False, lengths=torch.tensor([5, 8]))],
+)
 def test_outputs_lie_in_the_hull_of_the_values(attend, mask):
     """A point lies in a convex hull if in no direction it lies beyond all of its corners."""
     query, key, value = (3 * some(2, 2, 8, 3, grad=False) for _ in range(3))
     out = attend(query, key, value, mask, 0.0)
     directions = some(3, 500, grad=False)
-    along, corners = out @ directions, (value @ directions)[:, :, None]  # (B, H, T, directions) and (B, H, 1, S, directions)
+    along, corners = (
+        out @ directions,
+        (value @ directions)[:, :, None],
+    )  # (B, H, T, directions) and (B, H, 1, S, directions)
     allowed = mask.allowed(8, 8)[..., None]
     assert (along <= corners.masked_fill(~allowed, -math.inf).amax(3) + 1e-12).all()
     assert (along >= corners.masked_fill(~allowed, math.inf).amin(3) - 1e-12).all()
@@ -388,8 +469,9 @@ def test_outputs_lie_in_the_hull_of_the_values(attend, mask):
 
 @pytest.mark.parametrize("d_head", [4, 64, 256])
 def test_variance_of_the_products(d_head):
-    """Var(q.k) = d_head, and 1 once scaled. For normal entries q.k has kurtosis 3 + 6 / d_head, so that the variance
-    measured on n pairs has a relative standard deviation of sqrt((2 + 6 / d_head) / n); five of them are allowed.
+    """Var(q.k) = d_head, and 1 once scaled. For normal entries q.k has kurtosis 3 + 6 / d_head, so
+    that the variance measured on n pairs has a relative standard deviation of sqrt((2 + 6 / d_head)
+    / n); five of them are allowed.
     """
     n = 40_000
     query, key = torch.randn(n, 1, 1, d_head), torch.randn(n, 1, 1, d_head)
@@ -399,10 +481,10 @@ def test_variance_of_the_products(d_head):
 
 
 def test_unscaled_scores_saturate_the_softmax():
-    """At d_head = 256 the products have standard deviation 16. Among n = 64 of them one takes nearly all: the expected sum
-    of squared weights is 1 - sqrt(2 ln n) / 16 = 0.82 (Derrida 1981, the random energy model in its frozen phase); scaled it
-    is e / n = 0.04, and the entropy ln n - 1/2. The gradient of a weight to its own score is w (1 - w): its sum falls from
-    0.96 to 0.18.
+    """At d_head = 256 the products have standard deviation 16. Among n = 64 of them one takes
+    nearly all: the expected sum of squared weights is 1 - sqrt(2 ln n) / 16 = 0.82 (Derrida 1981,
+    the random energy model in its frozen phase); scaled it is e / n = 0.04, and the entropy ln n -
+    1/2. The gradient of a weight to its own score is w (1 - w): its sum falls from 0.96 to 0.18.
     """
     n, d_head = 64, 256
     query, key = torch.randn(2000, 1, 1, d_head), torch.randn(2000, 1, n, d_head)
@@ -416,23 +498,29 @@ def test_unscaled_scores_saturate_the_softmax():
     assert entropy(unscaled) < 0.6
     assert abs(scaled.square().sum(-1).mean().item() - math.e / n) < 0.01
     assert 0.75 < unscaled.square().sum(-1).mean().item() < 0.9
-    assert (unscaled * (1 - unscaled)).sum(-1).mean().item() < 0.3 * (scaled * (1 - scaled)).sum(-1).mean().item()
+    assert (unscaled * (1 - unscaled)).sum(-1).mean().item() < 0.3 * (scaled * (1 - scaled)).sum(
+        -1
+    ).mean().item()
 
 
 @TWINS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_on_the_weights(attend, dtype, device):
-    """With equal scores and values of one, an output is the share of weights kept over 1 - p: mean 1, variance p / ((1 - p)
-    S).
+    """With equal scores and values of one, an output is the share of weights kept over 1 - p: mean
+    1, variance p / ((1 - p) S).
     """
     n_row, size, p = 400, 50, 0.3
-    zeros, ones = (torch.full((n_row, 1, size, 4), x, dtype=dtype, device=device) for x in (0.0, 1.0))
+    zeros, ones = (
+        torch.full((n_row, 1, size, 4), x, dtype=dtype, device=device) for x in (0.0, 1.0)
+    )
     out = attend(zeros, zeros, ones, Mask(causal=False), p)[..., 0].float()
     variance, n = p / ((1 - p) * size), n_row * size
     assert abs(out.mean().item() - 1) < 5 * math.sqrt(variance / n)
     assert abs(out.var().item() / variance - 1) < 5 * math.sqrt(2 / n)
     windowed = attend(zeros, zeros, ones, Mask(window=10), p)[:, 0, 10:, 0].float()
-    assert abs(windowed.var().item() / (p / ((1 - p) * 10)) - 1) < 5 * math.sqrt(3 / windowed.numel())
+    assert abs(windowed.var().item() / (p / ((1 - p) * 10)) - 1) < 5 * math.sqrt(
+        3 / windowed.numel()
+    )
 
 
 # --- what the fused twin hands to the kernel ---
@@ -440,12 +528,23 @@ def test_dropout_on_the_weights(attend, dtype, device):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A list of (query's shape, key's shape, mask's shape or None, is_causal) for every call of PyTorch's kernel."""
+    """A list of (query's shape, key's shape, mask's shape or None, is_causal) for every call of
+    PyTorch's kernel.
+    """
     calls, original = [], torch.nn.functional.scaled_dot_product_attention
 
     def spy(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False):
-        calls.append((tuple(query.shape), tuple(key.shape), None if attn_mask is None else tuple(attn_mask.shape), is_causal))
-        return original(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal)
+        calls.append(
+            (
+                tuple(query.shape),
+                tuple(key.shape),
+                None if attn_mask is None else tuple(attn_mask.shape),
+                is_causal,
+            )
+        )
+        return original(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal
+        )
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     return calls
@@ -484,15 +583,20 @@ def test_fused_reads_the_description(mask, n_query, shape, is_causal, kernel):
     ids=str,
 )
 def test_short_contexts_in_bfloat16_pass_the_kernel_by(dtype, n_query, n_key, mask, n_call, kernel):
-    """On a CPU: up to 512 keys, where a row has no padding (it may have to look at nothing) and more than one query."""
-    fused_attention(*(some(2, 1, n, 4, dtype=dtype, grad=False) for n in (n_query, n_key, n_key)), mask, 0.0)
+    """On a CPU: up to 512 keys, where a row has no padding (it may have to look at nothing) and
+    more than one query.
+    """
+    fused_attention(
+        *(some(2, 1, n, 4, dtype=dtype, grad=False) for n in (n_query, n_key, n_key)), mask, 0.0
+    )
     assert len(kernel) == n_call
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_window_costs_linear_time_and_memory(causal, kernel):
-    """A query meets the keys of its own block and of one neighbour on each side it may look to: at most 2 or 3 windows, whatever
-    the length. The mask is as large at most, and has the 2 or 4 dimensions without which PyTorch falls back to its slow path.
+    """A query meets the keys of its own block and of one neighbour on each side it may look to: at
+    most 2 or 3 windows, whatever the length. The mask is as large at most, and has the 2 or 4
+    dimensions without which PyTorch falls back to its slow path.
     """
     window = 8
     for n_token in (64, 128, 1024):
@@ -508,7 +612,9 @@ def test_a_window_costs_linear_time_and_memory(causal, kernel):
 def test_a_window_never_costs_more_than_none(causal, kernel):
     for window in range(1, 70):
         kernel.clear()
-        fused_attention(*(some(1, 1, 60, 2, grad=False) for _ in range(3)), Mask(causal, window), 0.0)
+        fused_attention(
+            *(some(1, 1, 60, 2, grad=False) for _ in range(3)), Mask(causal, window), 0.0
+        )
         assert sum(math.prod(query[:-1]) * key[-2] for query, key, _, _ in kernel) <= 60 * 60
 
 
@@ -586,14 +692,18 @@ def watch(kept):
 
     def attend(query, key, value, mask, dropout):
         scores = query @ key.mT / math.sqrt(query.shape[-1])
-        weights = scores.masked_fill(~mask.allowed(query.shape[2], key.shape[2]), -math.inf).softmax(-1)
+        weights = scores.masked_fill(
+            ~mask.allowed(query.shape[2], key.shape[2]), -math.inf
+        ).softmax(-1)
         kept.append(weights)
         return weights @ value
 
     return attend
 
 
-@pytest.mark.parametrize("options", [{}, {"positions": "rotary", "qk_norm": True, "window": 3}], ids=["gpt2", "modern"])
+@pytest.mark.parametrize(
+    "options", [{}, {"positions": "rotary", "qk_norm": True, "window": 3}], ids=["gpt2", "modern"]
+)
 def test_record_is_what_was_attended(tiny, options):
     kept = []
     model, tokens = tiny(watch(kept), n_layer=3, **options), torch.randint(11, (2, 6))
@@ -602,7 +712,9 @@ def test_record_is_what_was_attended(tiny, options):
     assert len(record) == len(kept) == 3
     for layer, weights in zip(record, kept, strict=True):
         near(layer.weights(), weights, atol=1e-14)
-        assert torch.equal(layer.scores() == -math.inf, ~model.mask().allowed(6, 6).expand(2, 2, 6, 6))
+        assert torch.equal(
+            layer.scores() == -math.inf, ~model.mask().allowed(6, 6).expand(2, 2, 6, 6)
+        )
         near(softmax(layer.scores()), weights, atol=1e-14)
         assert layer.v.shape == (2, 2, 6, 4)
         assert not layer.q.requires_grad
@@ -661,7 +773,9 @@ def test_record_is_before_dropout(tiny, attend):
 
 
 def test_record_with_a_cache(tiny):
-    """What was recorded stays what it was when later tokens, or rows begun anew, are written to the cache."""
+    """What was recorded stays what it was when later tokens, or rows begun anew, are written to the
+    cache.
+    """
     model, tokens = tiny(), torch.randint(11, (2, 6))
     cache = KVCache(2, 8)
     with record_attention(model) as record:
@@ -677,7 +791,17 @@ def test_record_with_a_cache(tiny):
 def test_training_keeps_no_weights(tiny):
     """Nothing of a forward pass stays in the module."""
     model = tiny(explicit_attention)
-    attention = next(module for module in model.modules() if isinstance(module, CausalSelfAttention))
-    before = sys.getsizeof(attention.__dict__), set(attention.__dict__), list(attention.named_buffers())
+    attention = next(
+        module for module in model.modules() if isinstance(module, CausalSelfAttention)
+    )
+    before = (
+        sys.getsizeof(attention.__dict__),
+        set(attention.__dict__),
+        list(attention.named_buffers()),
+    )
     model(torch.randint(11, (1, 8)))
-    assert (sys.getsizeof(attention.__dict__), set(attention.__dict__), list(attention.named_buffers())) == before
+    assert (
+        sys.getsizeof(attention.__dict__),
+        set(attention.__dict__),
+        list(attention.named_buffers()),
+    ) == before

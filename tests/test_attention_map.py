@@ -1,4 +1,6 @@
-"""attention_map.py: from a run and a text to a page, a picture or numbers; what a user gets wrong ends in a line."""
+"""attention_map.py: from a run and a text to a page, a picture or numbers; what a user gets wrong
+ends in a line.
+"""
 
 import json
 import sys
@@ -29,7 +31,11 @@ def run(tmp_path):
     model = tiny_model(context_length=48)
     config = Config(model=model.config, data=DataConfig(str(tmp_path / "data")))
     checkpoint = Checkpoint(
-        step=20, model=model.state_dict(), config=config.to_dict(), tokenizer=ByteTokenizer().spec(), dataset=""
+        step=20,
+        model=model.state_dict(),
+        config=config.to_dict(),
+        tokenizer=ByteTokenizer().spec(),
+        dataset="",
     )
     save(checkpoint, folder / "checkpoint.pt")
     return folder
@@ -41,25 +47,53 @@ def command(monkeypatch, *arguments):
 
 
 def test_a_page_of_the_runs_own_numbers(run, monkeypatch, capsys):
-    log = [{"kind": "train", "step": 20, "loss": 2.0}, {"kind": "eval", "step": 20, "train_loss": 2.5, "val_loss": 2.75}]
+    log = [
+        {"kind": "train", "step": 20, "loss": 2.0},
+        {"kind": "eval", "step": 20, "train_loss": 2.5, "val_loss": 2.75},
+    ]
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     assert command(monkeypatch, run, "--text", TEXT) == 0
     data, heads = held((run / "attention.html").read_text(encoding="utf-8"))
     maps = read_text(tiny_model(context_length=48), list(TEXT.encode()), bytes)
     assert np.array_equal(weights(heads["head-1-2"], data), maps.weights(1)[2])
     assert data["title"] == "the run"
-    assert data["facts"] == ["2 layers of 3 heads, width 24, context 48", "step 20", "validation loss 2.750"]
+    assert data["facts"] == [
+        "2 layers of 3 heads, width 24, context 48",
+        "step 20",
+        "validation loss 2.750",
+    ]
     assert data["learning"] is None
     assert data["roles"]["scores"][0][0][list(ROLES).index("induction")] is not None
     assert f"2 layers x 3 heads x {len(TEXT)} tokens, 0." in capsys.readouterr().out
-    assert sorted(path.name for path in run.iterdir()) == ["attention.html", "checkpoint.pt", "log.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "attention.html",
+        "checkpoint.pt",
+        "log.jsonl",
+    ]
 
 
 def test_layers_heads_and_a_range_of_tokens(run, monkeypatch, tmp_path):
-    options = ["--text", TEXT * 3, "--tokens", "39:60", "--layer", "1", "--head", "2", "0", "--out", tmp_path / "x.html"]
+    options = [
+        "--text",
+        TEXT * 3,
+        "--tokens",
+        "39:60",
+        "--layer",
+        "1",
+        "--head",
+        "2",
+        "0",
+        "--out",
+        tmp_path / "x.html",
+    ]
     command(monkeypatch, run / "checkpoint.pt", *options)
     data, heads = held((tmp_path / "x.html").read_text(encoding="utf-8"))
-    assert (data["layers"], data["heads"], data["whole"], len(data["tokens"])) == ([1], [2, 0], False, 21)
+    assert (data["layers"], data["heads"], data["whole"], len(data["tokens"])) == (
+        [1],
+        [2, 0],
+        False,
+        21,
+    )
     maps = read_text(tiny_model(context_length=48), list(TEXT.encode())[:21], bytes)
     assert np.array_equal(weights(heads["head-1-2"], data), maps.weights(1)[2])
 
@@ -79,7 +113,10 @@ def test_without_a_text_the_watched_one_is_shown_else_the_models_own(run, monkey
     assert data["learning"]["tokens"] == data["tokens"]
 
 
-@pytest.mark.parametrize(("name", "options"), [("a.png", []), ("a.svg", ["--layer", "0"]), ("a.svg", ["--show", "roles"])])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.png", []), ("a.svg", ["--layer", "0"]), ("a.svg", ["--show", "roles"])],
+)
 def test_pictures(run, monkeypatch, tmp_path, name, options):
     command(monkeypatch, run, "--text", "abc", "--out", tmp_path / name, *options)
     assert (tmp_path / name).stat().st_size > 5000
@@ -98,14 +135,36 @@ def test_json_and_ablation(run, monkeypatch, tmp_path, capsys):
     tokens.tofile(tmp_path / "data" / "val.bin")
     tokens.tofile(tmp_path / "data" / "train.bin")
     split = {"tokens": 200, "bytes": 200, "sha256": ""}
-    info = {"format": 1, "dtype": "uint16", "tokenizer": ByteTokenizer().spec(), "splits": {"train": split, "val": split}}
+    info = {
+        "format": 1,
+        "dtype": "uint16",
+        "tokenizer": ByteTokenizer().spec(),
+        "splits": {"train": split, "val": split},
+    }
     (tmp_path / "data" / "dataset.json").write_text(json.dumps(info))
-    command(monkeypatch, run, "--text", TEXT, "--json", tmp_path / "roles.json", "--ablate", "1.2", "0.0")
+    command(
+        monkeypatch,
+        run,
+        "--text",
+        TEXT,
+        "--json",
+        tmp_path / "roles.json",
+        "--ablate",
+        "1.2",
+        "0.0",
+    )
     report = json.loads((tmp_path / "roles.json").read_text())
-    assert [(head["layer"], head["head"]) for head in report["heads"]] == [(i, j) for i in (0, 1) for j in (0, 1, 2)]
+    assert [(head["layer"], head["head"]) for head in report["heads"]] == [
+        (i, j) for i in (0, 1) for j in (0, 1, 2)
+    ]
     assert report["heads"][0]["scores"].keys() == ROLES.keys() == report["uniform"].keys()
     assert len(report["heads"][0]["distance_profile"]) == len(TEXT)
-    assert [line["ablated"] for line in report["ablations"]] == [[], ["1.2"], ["0.0"], ["1.2", "0.0"]]
+    assert [line["ablated"] for line in report["ablations"]] == [
+        [],
+        ["1.2"],
+        ["0.0"],
+        ["1.2", "0.0"],
+    ]
     model, ids = tiny_model(context_length=48), torch.tensor([list(TEXT.encode())])
     for heads, line in zip([[], [(1, 2)]], report["ablations"], strict=False):
         for layer, head in heads:
@@ -122,25 +181,48 @@ def test_validation_data_of_another_tokenizer_is_not_used(run, monkeypatch, tmp_
     info["tokenizer"] = CharTokenizer("abc").spec()
     (tmp_path / "data" / "dataset.json").write_text(json.dumps(info))
     command(monkeypatch, run, "--text", TEXT, "--json", tmp_path / "roles.json", "--ablate", "0.1")
-    assert json.loads((tmp_path / "roles.json").read_text())["ablations"][0]["loss"].keys() == {"text"}
+    assert json.loads((tmp_path / "roles.json").read_text())["ablations"][0]["loss"].keys() == {
+        "text"
+    }
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--text", "a" * 49], "49 tokens are to be read, the model reads 48 at once\nchoose a part of"),
-        (["--text", "a" * 99, "--tokens", "2:99"], "97 tokens are to be read, the model reads 48 at once\nchoose a part of"),
+        (
+            ["--text", "a" * 49],
+            "49 tokens are to be read, the model reads 48 at once\nchoose a part of",
+        ),
+        (
+            ["--text", "a" * 99, "--tokens", "2:99"],
+            "97 tokens are to be read, the model reads 48 at once\nchoose a part of",
+        ),
         (["--text", "a" * 99, "--tokens", "2:99"], "for example --tokens 2:50"),
-        (["--text", "abc", "--tokens", "1:9"], "--tokens is '1:9'; it must be FIRST:END, 0 <= FIRST < END <= 3"),
+        (
+            ["--text", "abc", "--tokens", "1:9"],
+            "--tokens is '1:9'; it must be FIRST:END, 0 <= FIRST < END <= 3",
+        ),
         (["--text", "abc", "--tokens", "2:2"], "--tokens is '2:2'"),
         (["--text", "abc", "--tokens", "-1:2"], "--tokens is '-1:2'"),
-        (["--text", "abc", "--layer", "2"], "there is no layer 2; layers are counted from 0 and end at 1"),
+        (
+            ["--text", "abc", "--layer", "2"],
+            "there is no layer 2; layers are counted from 0 and end at 1",
+        ),
         (["--text", "abc", "--head", "0", "7"], "there is no head 7"),
         (["--text", "abc", "--ablate", "1"], "--ablate takes LAYER.HEAD, such as 2.1; found '1'"),
         (["--text", "abc", "--ablate", "5.0"], "there is no head 5.0"),
-        (["--text", "abc", "--out", "map.pdf"], "--out is map.pdf; it must end in .html, .png or .svg"),
-        (["--text", "abc", "--out", "nowhere/map.html"], "there is no folder nowhere to write map.html to"),
-        (["--text", "abc", "--json", "nowhere/a.json"], "there is no folder nowhere to write a.json to"),
+        (
+            ["--text", "abc", "--out", "map.pdf"],
+            "--out is map.pdf; it must end in .html, .png or .svg",
+        ),
+        (
+            ["--text", "abc", "--out", "nowhere/map.html"],
+            "there is no folder nowhere to write map.html to",
+        ),
+        (
+            ["--text", "abc", "--json", "nowhere/a.json"],
+            "there is no folder nowhere to write a.json to",
+        ),
         (["--text", "abc", "--max-mb", "0.1"], "the limit is 0.1 MB"),
     ],
 )

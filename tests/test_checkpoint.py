@@ -1,4 +1,6 @@
-"""The file of a run's state: it comes back as it went, is there whole or as it was, and cannot run code."""
+"""The file of a run's state: it comes back as it went, is there whole or as it was, and cannot run
+code.
+"""
 
 import dataclasses
 import errno
@@ -26,7 +28,10 @@ from training.run import snapshot
 
 def build(vocab_size=256, **options):
     torch.manual_seed(1)
-    return GPT(ModelConfig(**({"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 8} | options)), vocab_size)
+    return GPT(
+        ModelConfig(**({"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 8} | options)),
+        vocab_size,
+    )
 
 
 def updated(model, optim):
@@ -43,8 +48,12 @@ def updated(model, optim):
 def make_checkpoint(kind="adamw", step=7, **options):
     model = build(**options)
     config = Config(model=model.config, optim=OptimConfig(optimizer=kind))
-    tensors = snapshot(model, updated(model, config.optim), torch.amp.GradScaler(enabled=False), True)
-    return model, Checkpoint(step, config=config.to_dict(), tokenizer=ByteTokenizer().spec(), dataset="f", **tensors)
+    tensors = snapshot(
+        model, updated(model, config.optim), torch.amp.GradScaler(enabled=False), True
+    )
+    return model, Checkpoint(
+        step, config=config.to_dict(), tokenizer=ByteTokenizer().spec(), dataset="f", **tensors
+    )
 
 
 def refused(path, *words):
@@ -72,7 +81,9 @@ def test_round_trip(tmp_path, kind, tied):
     for field in dataclasses.fields(Checkpoint):
         assert same_value(getattr(before, field.name), getattr(after, field.name)), field.name
     model = build(tie_embeddings=tied)
-    for optimizer, moments in zip(make_optimizers(model, OptimConfig(optimizer=kind)), after.optimizer, strict=True):
+    for optimizer, moments in zip(
+        make_optimizers(model, OptimConfig(optimizer=kind)), after.optimizer, strict=True
+    ):
         optimizer.load_state_dict(moments)
         assert same_value(optimizer.state_dict()["state"], moments["state"])
     assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
@@ -132,10 +143,14 @@ def test_a_snapshot_is_not_changed_by_later_updates(kind):
 
 def test_a_snapshot_that_is_not_kept_holds_no_tensor():
     model = build()
-    taken = snapshot(model, updated(model, OptimConfig()), torch.amp.GradScaler(enabled=False), False)
+    taken = snapshot(
+        model, updated(model, OptimConfig()), torch.amp.GradScaler(enabled=False), False
+    )
     assert taken["model"].keys() == model.state_dict().keys()
     assert all(value is None for value in taken["model"].values())
-    assert all(v is None for values in taken["optimizer"][0]["state"].values() for v in values.values())
+    assert all(
+        v is None for values in taken["optimizer"][0]["state"].values() for v in values.values()
+    )
 
 
 # --- what is refused ---
@@ -172,7 +187,9 @@ def test_code_is_not_run(tmp_path):
     refused(path, "unsafe")
     path.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
     refused(path)
-    torch.save({**state, "counters": Trap(tmp_path / "ran")}, path, _use_new_zipfile_serialization=False)
+    torch.save(
+        {**state, "counters": Trap(tmp_path / "ran")}, path, _use_new_zipfile_serialization=False
+    )
     refused(path)
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(Trap(tmp_path / "ran")))  # the trap does work
@@ -181,7 +198,13 @@ def test_code_is_not_run(tmp_path):
 
 def test_foreign_files(tmp_path):
     path = tmp_path / "c.pt"
-    for content in (b"", b"#!/bin/sh\n", b"\x80\x02}q\x00.", bytes(range(256)) * 50, b"PK\x03\x04" + bytes(200)):
+    for content in (
+        b"",
+        b"#!/bin/sh\n",
+        b"\x80\x02}q\x00.",
+        bytes(range(256)) * 50,
+        b"PK\x03\x04" + bytes(200),
+    ):
         path.write_bytes(content)
         refused(path, "can't be read as a checkpoint")
     with zipfile.ZipFile(path, "w") as file:
@@ -194,7 +217,20 @@ def test_foreign_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pickled", [b"", b".", b"0.", b"K\x01", b"cno_such\nthing\n.", b"\x80\x09.", b"(d", b"}Q.", b"\x85.", b"X\xff", b"\x95"]
+    "pickled",
+    [
+        b"",
+        b".",
+        b"0.",
+        b"K\x01",
+        b"cno_such\nthing\n.",
+        b"\x80\x09.",
+        b"(d",
+        b"}Q.",
+        b"\x85.",
+        b"X\xff",
+        b"\x95",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_damaged_pickles(tmp_path, pickled):
@@ -232,7 +268,15 @@ def test_a_missing_key(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "change", [{"d_model": 32}, {"n_layer": 2}, {"context_length": 16}, {"bias": False}, {"mlp": "swiglu"}, {"vocab_size": 255}]
+    "change",
+    [
+        {"d_model": 32},
+        {"n_layer": 2},
+        {"context_length": 16},
+        {"bias": False},
+        {"mlp": "swiglu"},
+        {"vocab_size": 255},
+    ],
 )
 def test_other_shapes(tmp_path, change):
     save(make_checkpoint()[1], tmp_path / "c.pt")
@@ -241,7 +285,10 @@ def test_other_shapes(tmp_path, change):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [("model", 5), ("model", None), ("model", {"embed.weight": 5}), ("config", [])])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", 5), ("model", None), ("model", {"embed.weight": 5}), ("config", [])],
+)
 def test_a_field_of_another_type(tmp_path, name, value):
     """Not by truncation, but by someone's hand: still two lines, and no traceback."""
     save(dataclasses.replace(make_checkpoint()[1], **{name: value}), tmp_path / "c.pt")
@@ -283,7 +330,9 @@ def test_the_file_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
     calls, fsync, replace = [], os.fsync, os.replace
 
     def spy_fsync(descriptor):
-        calls.append("flush folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "flush file")
+        calls.append(
+            "flush folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "flush file"
+        )
         fsync(descriptor)
 
     def spy_replace(source, target):
@@ -381,7 +430,9 @@ def test_open_run(tmp_path):
 
 
 def test_open_run_does_not_hold_on_to_the_file(tmp_path):
-    """Weights are copied out: a run that goes on and replaces its file changes no model that was opened before."""
+    """Weights are copied out: a run that goes on and replaces its file changes no model that was
+    opened before.
+    """
     trained, checkpoint = make_checkpoint()
     save(checkpoint, tmp_path / "checkpoint.pt")
     model, _, _ = open_run(tmp_path)

@@ -1,4 +1,6 @@
-"""The command line of train.py: presets, flags, a run's own config.json, and what is said where something is wrong."""
+"""The command line of train.py: presets, flags, a run's own config.json, and what is said where
+something is wrong.
+"""
 
 import dataclasses
 import json
@@ -7,7 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_same_run, command, flags, make_config, nonsense, train_here, write_corpus
+from helpers import (
+    ROOT,
+    assert_same_run,
+    command,
+    flags,
+    make_config,
+    nonsense,
+    train_here,
+    write_corpus,
+)
 
 from configs import PRESETS, Config, read_config
 from errors import UserError
@@ -58,12 +69,16 @@ def test_nothing_to_do(arguments):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_build(name):
-    """Each is named in one line, parses as it stands, fits together on any machine, and builds its model."""
+    """Each is named in one line, parses as it stands, fits together on any machine, and builds its
+    model.
+    """
     description, preset = PRESETS[name]
     assert len(description) < 130
     assert "\n" not in description
     config = parse([name])
-    assert config == dataclasses.replace(preset, run=dataclasses.replace(preset.run, out=f"runs/{name}"))
+    assert config == dataclasses.replace(
+        preset, run=dataclasses.replace(preset.run, out=f"runs/{name}")
+    )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     resolved = runtime.resolve(parse([name, "--device", "cpu", "--precision", "auto"]))
     assert "auto" not in (resolved.run.device, resolved.run.precision, resolved.run.compile)
@@ -76,21 +91,46 @@ def test_presets_build(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_may_be_varied(name):
-    config = parse([name, "--n-layer", "2", "--lr", "1e-3", "--min-lr", "0", "--data", "d", "--seed", "5"])
-    assert (config.model.n_layer, config.optim.lr, config.data.data, config.run.seed) == (2, 1e-3, "d", 5)
+    config = parse(
+        [name, "--n-layer", "2", "--lr", "1e-3", "--min-lr", "0", "--data", "d", "--seed", "5"]
+    )
+    assert (config.model.n_layer, config.optim.lr, config.data.data, config.run.seed) == (
+        2,
+        1e-3,
+        "d",
+        5,
+    )
     assert config.model.n_head == PRESETS[name][1].model.n_head
     assert config.run.out == f"runs/{name}"
 
 
 def test_hyphen_and_underscore(capsys):
-    wanted = parse(["nanogpt-cpu", "--n-layer", "6", "--max-steps", "5", "--no-qk-norm", "--tie-embeddings"])
-    assert parse(["nanogpt-cpu", "--n_layer", "6", "--max_steps=5", "--no_qk_norm", "--tie_embeddings"]) == wanted
+    wanted = parse(
+        ["nanogpt-cpu", "--n-layer", "6", "--max-steps", "5", "--no-qk-norm", "--tie-embeddings"]
+    )
+    assert (
+        parse(
+            ["nanogpt-cpu", "--n_layer", "6", "--max_steps=5", "--no_qk_norm", "--tie_embeddings"]
+        )
+        == wanted
+    )
     assert outcome(["nanogpt-cpu", "--model.n-layer", "6"], capsys)[0] == 2
 
 
 def test_every_field_is_a_flag():
-    config = make_config("d", "r", eval_every=3, wandb=True, schedule="linear", dropout=0.25, max_minutes=1.5, window=2)
-    fields = {name: value for section in config.to_dict().values() for name, value in section.items()}
+    config = make_config(
+        "d",
+        "r",
+        eval_every=3,
+        wandb=True,
+        schedule="linear",
+        dropout=0.25,
+        max_minutes=1.5,
+        window=2,
+    )
+    fields = {
+        name: value for section in config.to_dict().values() for name, value in section.items()
+    }
     assert parse(["shakespeare-char", *flags(**fields)]) == config
 
 
@@ -101,7 +141,9 @@ def test_names_are_unique_across_sections():
 
 def test_help_of_a_preset_is_instant_and_explains_every_field(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    out, error = command("train.py", "shakespeare-char", "--help", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    out, error = command(
+        "train.py", "shakespeare-char", "--help", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path
+    )
     assert error == ""
     for name in (name for section in Config().to_dict().values() for name in section):
         assert f"--{name.replace('_', '-')}" in out
@@ -117,7 +159,12 @@ def test_own_directory_does_not_matter(tmp_path):
 
 
 def test_unknown_preset(capsys):
-    refused(["shakespear-char"], capsys, "no preset or config.json 'shakespear-char'", "did you mean shakespeare-char?")
+    refused(
+        ["shakespear-char"],
+        capsys,
+        "no preset or config.json 'shakespear-char'",
+        "did you mean shakespeare-char?",
+    )
     error = refused(["xyzzy"], capsys, *PRESETS)
     assert "did you mean" not in error
     assert len(error.strip().split("\n")) <= 2
@@ -138,7 +185,10 @@ def test_unknown_preset(capsys):
         (["--n-layer", "2.5"], ["--n-layer", "2.5"]),
         (["--n-layer", "0"], ["n_layer is 0; it must be at least 1"]),
         (["--n-layer"], ["--n-layer"]),
-        (["--d-model", "130", "--n-head", "4"], ["d_model 130 does not divide into n_head 4 equal heads"]),
+        (
+            ["--d-model", "130", "--n-head", "4"],
+            ["d_model 130 does not divide into n_head 4 equal heads"],
+        ),
         (["--dropout", "1"], ["dropout is 1.0"]),
         (["--max-steps", "-1"], ["max_steps is -1"]),
         (["--min-lr", "1"], ["min_lr is 1.0; it must lie between 0 and lr"]),
@@ -173,7 +223,10 @@ def test_data_that_is_not_prepared(tmp_path):
     [
         ("data/prepared/shakespeare-char", "python -m data.prepare shakespeare --tokenizer char"),
         ("data/prepared/stdlib-bpe", "python -m data.prepare stdlib --tokenizer bpe"),
-        ("data/prepared/a-b-gpt2", "python -m data.prepare YOUR_TEXT --tokenizer gpt2 --out data/prepared/a-b-gpt2"),
+        (
+            "data/prepared/a-b-gpt2",
+            "python -m data.prepare YOUR_TEXT --tokenizer gpt2 --out data/prepared/a-b-gpt2",
+        ),
         ("elsewhere/x", "python -m data.prepare YOUR_TEXT.txt --out elsewhere/x"),
         ("data/prepared/x", "python -m data.prepare YOUR_TEXT.txt --out data/prepared/x"),
     ],
@@ -190,7 +243,9 @@ def test_every_presets_data_has_a_command():
 
     for name, (_, config) in PRESETS.items():
         words = preparing_command(config.data.data).split()
-        assert words[3] in NAMED or (words[3] == "YOUR_TEXT" and words[-1] == config.data.data), name
+        assert words[3] in NAMED or (words[3] == "YOUR_TEXT" and words[-1] == config.data.data), (
+            name
+        )
 
 
 @pytest.mark.parametrize(
@@ -218,12 +273,18 @@ def test_processes_that_do_not_divide_the_batch(tmp_path, monkeypatch):
     for batch_size, micro in ((4, 0), (8, 2), (6, 3)):
         words = f"batch_size {batch_size} does not divide among 3 processes x micro_batch_size {micro or 1}"
         with pytest.raises(UserError, match=words):
-            train_here(make_config(data, tmp_path / "r", batch_size=batch_size, micro_batch_size=micro))
+            train_here(
+                make_config(data, tmp_path / "r", batch_size=batch_size, micro_batch_size=micro)
+            )
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"optimizer": "muon"}, "muon needs whole matrices"), ({"precision": "float16"}, "gradient scaler")]
+    ("options", "words"),
+    [
+        ({"optimizer": "muon"}, "muon needs whole matrices"),
+        ({"precision": "float16"}, "gradient scaler"),
+    ],
 )
 def test_what_fsdp_does_not_do(monkeypatch, options, words):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -238,7 +299,13 @@ def test_what_fsdp_does_not_do(monkeypatch, options, words):
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ran")
     data = write_corpus(folder / "d", nonsense())
-    options = flags(**{k: v for s in make_config(data, folder / "one", dropout=0.1).to_dict().values() for k, v in s.items()})
+    options = flags(
+        **{
+            k: v
+            for s in make_config(data, folder / "one", dropout=0.1).to_dict().values()
+            for k, v in s.items()
+        }
+    )
     command("train.py", "shakespeare-char", *options)
     return folder
 
@@ -292,7 +359,9 @@ def test_config_json_that_does_not_fit(ran, tmp_path, section, field, value, wor
     assert len(error.strip().split("\n")) <= 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"\xff\xfe", b'{"model": []}', b'{"model": null}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"5", b"\xff\xfe", b'{"model": []}', b'{"model": null}']
+)
 def test_config_json_that_is_none(tmp_path, content, capsys):
     (tmp_path / "config.json").write_bytes(content)
     error = refused([tmp_path / "config.json"], capsys)
@@ -314,7 +383,12 @@ def test_resume_refuses_another_rate_and_accepts_another_log(ran):
     before = (one / "checkpoint.pt").read_bytes()
     with pytest.raises(UserError, match=r"^lr is 0\.5, but the run to resume has 0\.0006"):
         train_here(parse([str(one / "config.json"), "--resume", "--lr", "0.5"]))
-    assert train_here(parse([str(one / "config.json"), "--resume", "--log-every", "3", "--eval-batches", "1"])) == 0
+    assert (
+        train_here(
+            parse([str(one / "config.json"), "--resume", "--log-every", "3", "--eval-batches", "1"])
+        )
+        == 0
+    )
     assert (one / "checkpoint.pt").read_bytes() == before
     assert json.loads((one / "config.json").read_text())["run"]["log_every"] == 3
 

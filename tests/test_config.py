@@ -53,7 +53,9 @@ def test_widths(d_model, n_head, mlp, d_head, d_ff):
 
 @pytest.mark.parametrize("d_model", [1, 2, 3, 64, 100, 129])
 def test_swiglu_is_as_large_as_gelu(d_model):
-    """Three matrices of width d_ff cost what two of 4 d_model do, up to the rounding to a multiple of 8, which is never 0."""
+    """Three matrices of width d_ff cost what two of 4 d_model do, up to the rounding to a multiple
+    of 8, which is never 0.
+    """
     d_ff = ModelConfig(d_model=d_model, n_head=1, mlp="swiglu").d_ff
     assert d_ff > 0
     assert d_ff % 8 == 0

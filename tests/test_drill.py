@@ -1,4 +1,5 @@
-"""A training process is killed, again and again, at random instants; the run that goes on each time ends as if nothing had been.
+"""A training process is killed, again and again, at random instants; the run that goes on each time
+ends as if nothing had been.
 
 `pytest -m drill` does it twenty-four times to the real command.
 """
@@ -12,11 +13,27 @@ import sys
 import time
 
 import pytest
-from helpers import ROOT, assert_same_run, environment, fork_training, make_config, nonsense, train_here, write_corpus
+from helpers import (
+    ROOT,
+    assert_same_run,
+    environment,
+    fork_training,
+    make_config,
+    nonsense,
+    train_here,
+    write_corpus,
+)
 
 from training.checkpoint import load
 
-FIELDS = {"max_steps": 60, "dropout": 0.1, "optimizer": "muon", "eval_every": 3, "save_every": 1, "probe_tokens": 8}
+FIELDS = {
+    "max_steps": 60,
+    "dropout": 0.1,
+    "optimizer": "muon",
+    "eval_every": 3,
+    "save_every": 1,
+    "probe_tokens": 8,
+}
 
 
 def steps_logged(folder):
@@ -27,7 +44,9 @@ def steps_logged(folder):
 
 
 def watch(folder, alive, until):
-    """Look at the folder until `until()` holds: once it holds a checkpoint it holds a whole one, of no earlier step."""
+    """Look at the folder until `until()` holds: once it holds a checkpoint it holds a whole one, of
+    no earlier step.
+    """
     last = load(folder / "checkpoint.pt").step if (folder / "checkpoint.pt").exists() else -1
     looks = 0
     while alive() and not until():
@@ -41,16 +60,20 @@ def watch(folder, alive, until):
 
 
 def drill(start, folder, n_kill, seed):
-    """Start, kill at a random instant, start again: `n_kill` times, then to the end. Returns how often the folder was looked at.
+    """Start, kill at a random instant, start again: `n_kill` times, then to the end. Returns how
+    often the folder was looked at.
 
-    An instant is a random way into what is left of the run and a random moment in that step or, one time in four, before the
-    first step: while the folder is opened, the log cut back, step 0 written.
+    An instant is a random way into what is left of the run and a random moment in that step or, one
+    time in four, before the first step: while the folder is opened, the log cut back, step 0
+    written.
     """
     draw, looks = random.Random(seed), 0
     for kill in range(n_kill):
         begun = steps_logged(folder)
         early = draw.random() < 0.25
-        target = begun if early else begun + draw.randint(1, max(1, (50 - begun) // (n_kill - kill)))
+        target = (
+            begun if early else begun + draw.randint(1, max(1, (50 - begun) // (n_kill - kill)))
+        )
         process = start()
         began, delay = time.monotonic(), draw.uniform(0.0, 0.5 if early else 0.03)
 
@@ -93,14 +116,19 @@ def undisturbed(tmp_path_factory, data):
 def check(folder, undisturbed):
     assert_same_run(folder, undisturbed)
     assert leftovers(folder) == []
-    maps = [sorted((path.name, path.read_bytes()) for path in (f / "attention").iterdir()) for f in (folder, undisturbed)]
+    maps = [
+        sorted((path.name, path.read_bytes()) for path in (f / "attention").iterdir())
+        for f in (folder, undisturbed)
+    ]
     assert [name for name, _ in maps[0]] == [name for name, _ in maps[1]]
     assert (folder / "loss.png").exists()
 
 
 def test_killed_five_times(tmp_path, data, undisturbed):
     config = make_config(data, tmp_path / "killed", resume=True, **FIELDS)
-    looks = drill(lambda: fork_training(config, tmp_path / "output"), tmp_path / "killed", n_kill=5, seed=1)
+    looks = drill(
+        lambda: fork_training(config, tmp_path / "output"), tmp_path / "killed", n_kill=5, seed=1
+    )
     assert looks > 5
     check(tmp_path / "killed", undisturbed)
 
@@ -110,7 +138,11 @@ class Command:
 
     def __init__(self, *arguments):
         line = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
         self.process = subprocess.Popen(line, env=environment(), **quiet)
         self.pid = self.process.pid
 
@@ -126,5 +158,10 @@ class Command:
 def test_the_command_killed_twelve_times(tmp_path, data, undisturbed, seed):
     config = make_config(data, tmp_path / "killed", **FIELDS)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    drill(lambda: Command(tmp_path / "config.json", "--resume"), tmp_path / "killed", n_kill=12, seed=seed)
+    drill(
+        lambda: Command(tmp_path / "config.json", "--resume"),
+        tmp_path / "killed",
+        n_kill=12,
+        seed=seed,
+    )
     check(tmp_path / "killed", undisturbed)

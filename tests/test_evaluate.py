@@ -1,4 +1,6 @@
-"""The loss over a split against a plain loop in float64, the windows it reads, and what it leaves as it was."""
+"""The loss over a split against a plain loop in float64, the windows it reads, and what it leaves
+as it was.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ from training.distributed import Processes
 from training.evaluate import bits_per_byte, cross_entropy, evaluate, split_loss
 
 ULP = 2.0**-24
-TOKENS = np.random.default_rng(0).integers(0, 11, 53).astype(np.uint16)  # six windows of 8 and a last one of 4
+TOKENS = (
+    np.random.default_rng(0).integers(0, 11, 53).astype(np.uint16)
+)  # six windows of 8 and a last one of 4
 
 
 class Spy(nn.Module):
@@ -53,12 +57,18 @@ def test_whole_split_against_a_plain_loop(tiny, batch_size, n_token):
     model, tokens = tiny(), TOKENS[:n_token]
     with torch.no_grad():
         expected = plain_loss(model, tokens, hand_windows(n_token, 8))
-    size = min(8 * batch_size, n_token)  # terms in the longest float32 sum; each has eight roundings, and is no longer than 20
-    assert split_loss(model, tokens, batch_size) == pytest.approx(expected, abs=20 * (size + 8) * ULP)
+    size = min(
+        8 * batch_size, n_token
+    )  # terms in the longest float32 sum; each has eight roundings, and is no longer than 20
+    assert split_loss(model, tokens, batch_size) == pytest.approx(
+        expected, abs=20 * (size + 8) * ULP
+    )
 
 
 def test_every_token_counts_alike():
-    """A short window's tokens weigh as much as any other's: by hand, 8 tokens lost at log 2 and 2 at log 1."""
+    """A short window's tokens weigh as much as any other's: by hand, 8 tokens lost at log 2 and 2
+    at log 1.
+    """
 
     class Half(Spy):
         def forward(self, tokens_BT):
@@ -66,7 +76,9 @@ def test_every_token_counts_alike():
             logits[..., 0] += 1e9 * (tokens_BT.shape[1] < 8)  # sure of token 0 in the short window
             return logits + self.weight
 
-    assert split_loss(Half(), np.zeros(11, np.uint16), 4) == pytest.approx(0.8 * math.log(2), rel=4 * ULP)
+    assert split_loss(Half(), np.zeros(11, np.uint16), 4) == pytest.approx(
+        0.8 * math.log(2), rel=4 * ULP
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
@@ -81,7 +93,13 @@ def test_reads_each_window_once(batch_size):
 
 @pytest.mark.parametrize(
     ("n_window", "places"),
-    [(1, [0]), (2, [0, 40]), (3, [0, 24, 48]), (5, [0, 16, 32, 48, 64]), (9, [0, 8, 16, 24, 32, 40, 48, 56, 64])],
+    [
+        (1, [0]),
+        (2, [0, 40]),
+        (3, [0, 24, 48]),
+        (5, [0, 16, 32, 48, 64]),
+        (9, [0, 8, 16, 24, 32, 40, 48, 56, 64]),
+    ],
 )
 def test_some_windows_evenly_spaced(n_window, places):
     """Ten windows: number i of n is floor(10 i / n), the same ones whenever it is asked."""
@@ -114,7 +132,9 @@ def test_mode_is_restored_and_dropout_off(tiny, mode):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 16])
 def test_processes_share_the_windows(tiny, count):
-    """Each process's total and count, added up, are those of one process; all make equally many calls, as sharded models must."""
+    """Each process's total and count, added up, are those of one process; all make equally many
+    calls, as sharded models must.
+    """
     model, parts, calls = tiny(), [], []
 
     class Part(Processes):
@@ -150,16 +170,25 @@ def test_bits_per_byte_by_hand():
 
 
 def test_evaluate_both_splits(tmp_path):
-    """An even guess among 4 tokens: log 4 nats, perplexity 4, 2 bits a token; in `val` a token has 7 / 4 bytes."""
+    """An even guess among 4 tokens: log 4 nats, perplexity 4, 2 bits a token; in `val` a token has
+    7 / 4 bytes.
+    """
     data = Dataset(write_corpus(tmp_path, "ab\u00e9c" * 10, "\u00e9\u00e9\u00e9a"))
     found = evaluate(Spy(vocab_size=4), data, 2, 0)
     assert list(found) == ["train_loss", "val_loss", "val_perplexity", "val_bits_per_byte"]
-    assert list(found.values()) == pytest.approx([math.log(4), math.log(4), 4.0, 2 / (7 / 4)], rel=64 * ULP)
+    assert list(found.values()) == pytest.approx(
+        [math.log(4), math.log(4), 4.0, 2 / (7 / 4)], rel=64 * ULP
+    )
 
 
 def test_the_whole_of_validation_and_a_fifth_as_much_of_training(tmp_path):
-    """83 targets in windows of 4 are 21 windows; a fifth, rounded up, is 5 (a sixth would be 4, a quarter 6)."""
-    data, spy = Dataset(write_corpus(tmp_path, "abcd" * 50, "abc" * 28)), Spy(context_length=4, vocab_size=4)
+    """83 targets in windows of 4 are 21 windows; a fifth, rounded up, is 5 (a sixth would be 4, a
+    quarter 6).
+    """
+    data, spy = (
+        Dataset(write_corpus(tmp_path, "abcd" * 50, "abc" * 28)),
+        Spy(context_length=4, vocab_size=4),
+    )
     evaluate(spy, data, 2, 0)
     assert sum(batch.numel() for batch in spy.seen) == 5 * 4 + 83
 

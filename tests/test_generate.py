@@ -1,4 +1,6 @@
-"""Sampling: what is drawn, from which tokens it is drawn, and that neither cache nor company in a batch makes a difference."""
+"""Sampling: what is drawn, from which tokens it is drawn, and that neither cache nor company in a
+batch makes a difference.
+"""
 
 import math
 
@@ -13,7 +15,12 @@ from model.generate import generate, next_token
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
 BIGRAMS = pytest.mark.parametrize("bigrams", [0, 7])
-RAGGED = [[1, 2, 3], [4, *[5, 6] * 11, 4], [7], [8, 9, 10, 1, 2, 3, 4, 5]]  # within a context of 8, three of it, one token, full
+RAGGED = [
+    [1, 2, 3],
+    [4, *[5, 6] * 11, 4],
+    [7],
+    [8, 9, 10, 1, 2, 3, 4, 5],
+]  # within a context of 8, three of it, one token, full
 
 
 def generators(n, seed=0):
@@ -21,7 +28,9 @@ def generators(n, seed=0):
 
 
 def draw(probabilities, generator):
-    """The first token at which the running sum passes a uniform number: inverse transform sampling in plain Python."""
+    """The first token at which the running sum passes a uniform number: inverse transform sampling
+    in plain Python.
+    """
     uniform, running = torch.rand(1, generator=generator, dtype=torch.float64).item(), 0.0
     for token, probability in enumerate(probabilities):
         running += probability
@@ -38,7 +47,9 @@ def test_temperature_0_is_greedy():
     assert next_token(logits, temperature=0) == [1, 0, 2]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.0}, {"top_k": 5, "top_p": 0.05}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.0}, {"top_k": 5, "top_p": 0.05}]
+)
 def test_the_most_likely_alone(options):
     logits = torch.randn(50, 20)
     assert next_token(logits, **options) == logits.argmax(-1).tolist()
@@ -47,12 +58,16 @@ def test_the_most_likely_alone(options):
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-300, 5e-324])
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}])
 def test_a_small_temperature_does_not_overflow(temperature, options):
-    logits = torch.tensor([[0.0, 50.0, 49.0, -1e4], [-1e30, 1e30, 0.0, 1.0], [-3.0, -2.0, -3.0, -2.5]])
+    logits = torch.tensor(
+        [[0.0, 50.0, 49.0, -1e4], [-1e30, 1e30, 0.0, 1.0], [-3.0, -2.0, -3.0, -2.5]]
+    )
     assert next_token(logits, temperature, **options) == [1, 1, 1]
 
 
 def test_a_large_temperature_is_uniform():
-    drawn = torch.tensor(next_token(torch.tensor([[3.0, -3.0, 0.0, 9.0]]).expand(4000, 4), temperature=1e9)).bincount(minlength=4)
+    drawn = torch.tensor(
+        next_token(torch.tensor([[3.0, -3.0, 0.0, 9.0]]).expand(4000, 4), temperature=1e9)
+    ).bincount(minlength=4)
     assert ((drawn - 1000).abs() < 5 * math.sqrt(4000 * 0.25 * 0.75)).all()
 
 
@@ -65,27 +80,43 @@ def test_a_large_temperature_is_uniform():
         ({"top_p": 0.6}, [0, 4 / 7, 0, 3 / 7, 0]),
         ({"top_p": 0.75}, [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]),  # 0.4 + 0.3 do not reach it
         ({"top_p": 1.0}, [0.05, 0.4, 0.1, 0.3, 0.15]),
-        ({"top_k": 3, "top_p": 0.8}, [0, 4 / 7, 0, 3 / 7, 0]),  # of what top_k left, 0.7 / 0.85 = 0.82 is enough
+        (
+            {"top_k": 3, "top_p": 0.8},
+            [0, 4 / 7, 0, 3 / 7, 0],
+        ),  # of what top_k left, 0.7 / 0.85 = 0.82 is enough
         ({"temperature": 0.5}, [x * x / 0.285 for x in (0.05, 0.4, 0.1, 0.3, 0.15)]),
         ({"temperature": 2.0}, [math.sqrt(x) / 2.10732 for x in (0.05, 0.4, 0.1, 0.3, 0.15)]),
-        ({"temperature": 0.5, "top_p": 0.6}, [0, 0.16 / 0.25, 0, 0.09 / 0.25, 0]),  # 0.16 / 0.285 = 0.56: one is not enough
+        (
+            {"temperature": 0.5, "top_p": 0.6},
+            [0, 0.16 / 0.25, 0, 0.09 / 0.25, 0],
+        ),  # 0.16 / 0.285 = 0.56: one is not enough
     ],
 )
 def test_draws_follow_the_distribution(options, expected):
-    """Chi-square of 20,000 draws: below 23.5, the 99.99th percentile at four degrees of freedom. Of a token of probability
-    zero a single draw is too many.
+    """Chi-square of 20,000 draws: below 23.5, the 99.99th percentile at four degrees of freedom. Of
+    a token of probability zero a single draw is too many.
     """
     assert math.isclose(sum(expected), 1, rel_tol=1e-5)
     n = 20_000
     logits = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15]).log() + 17
     drawn = torch.tensor(next_token(logits.expand(n, 5), **options)).bincount(minlength=5).tolist()
     assert all(count == 0 for count, share in zip(drawn, expected, strict=True) if share == 0)
-    assert sum((count - n * share) ** 2 / (n * share) for count, share in zip(drawn, expected, strict=True) if share) < 23.5
+    assert (
+        sum(
+            (count - n * share) ** 2 / (n * share)
+            for count, share in zip(drawn, expected, strict=True)
+            if share
+        )
+        < 23.5
+    )
 
 
 def test_a_draw_is_the_inverse_of_the_running_sum():
     logits = torch.randn(200, 30, dtype=torch.float64)
-    expected = [draw(row.tolist(), generator) for row, generator in zip(logits.softmax(-1), generators(200), strict=True)]
+    expected = [
+        draw(row.tolist(), generator)
+        for row, generator in zip(logits.softmax(-1), generators(200), strict=True)
+    ]
     assert next_token(logits, generators=generators(200)) == expected
 
 
@@ -102,10 +133,15 @@ def test_the_default_generator_is_torch_s():
 def test_each_row_has_its_own_generator():
     logits = torch.randn(4, 100)
     together = next_token(logits, generators=generators(4))
-    alone = [next_token(logits[row : row + 1], generators=[generator])[0] for row, generator in enumerate(generators(4))]
+    alone = [
+        next_token(logits[row : row + 1], generators=[generator])[0]
+        for row, generator in enumerate(generators(4))
+    ]
     assert together == alone
     with pytest.raises((ValueError, RuntimeError)):
-        next_token(logits, generators=generators(1))  # one for all four would draw four times the same
+        next_token(
+            logits, generators=generators(1)
+        )  # one for all four would draw four times the same
     with pytest.raises((ValueError, RuntimeError)):
         next_token(logits, generators=generators(3))
 
@@ -120,15 +156,17 @@ def test_logits_are_left_as_they_were():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_of_any_precision(dtype, device):
     logits = torch.randn(3, 10, device=device).to(dtype)
-    assert next_token(logits, generators=generators(3)) == next_token(logits.double(), generators=generators(3))
+    assert next_token(logits, generators=generators(3)) == next_token(
+        logits.double(), generators=generators(3)
+    )
 
 
 # --- many tokens ---
 
 
 def alone(model, prompt, n, generator=None):
-    """The definition, in a loop: no cache, no batch, and at the context's edge the last half of it is kept. generator None:
-    greedy.
+    """The definition, in a loop: no cache, no batch, and at the context's edge the last half of it
+    is kept. generator None: greedy.
     """
     limit, row, new = model.config.context_length, list(prompt), []
     for _ in range(n):
@@ -136,7 +174,11 @@ def alone(model, prompt, n, generator=None):
             row = row[len(row) - max(1, limit // 2) :]
         with torch.no_grad():
             logits = model(torch.tensor([row], device=model.embed.weight.device))[0, -1].cpu()
-        new.append(logits.argmax().item() if generator is None else draw(logits.softmax(-1).tolist(), generator))
+        new.append(
+            logits.argmax().item()
+            if generator is None
+            else draw(logits.softmax(-1).tolist(), generator)
+        )
         row.append(new[-1])
     return new
 
@@ -152,10 +194,15 @@ def lines(model, prompts, n, **options):
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
 def test_rows_are_what_they_are_alone(tiny, positions, window, bigrams, use_cache, attend, device):
-    """Prompts of any length, up to three times the context, continued far past its edge, each by its own generator."""
+    """Prompts of any length, up to three times the context, continued far past its edge, each by
+    its own generator.
+    """
     model = tiny(attend, positions=positions, window=window, bigrams=bigrams, device=device)
     drawn = lines(model, RAGGED, 25, generators=generators(4), use_cache=use_cache)
-    assert drawn == [alone(model, prompt, 25, generator) for prompt, generator in zip(RAGGED, generators(4), strict=True)]
+    assert drawn == [
+        alone(model, prompt, 25, generator)
+        for prompt, generator in zip(RAGGED, generators(4), strict=True)
+    ]
     assert all(len(set(row)) > 1 for row in drawn)
     greedy = lines(model, RAGGED, 12, temperature=0, use_cache=use_cache)
     assert greedy == [alone(model, prompt, 12) for prompt in RAGGED]
@@ -175,7 +222,9 @@ def test_cached_logits_are_uncached(tiny, positions, window, bigrams, context_le
         return original(logits_BV, **drawing)
 
     monkeypatch.setattr(model.generate, "next_token", spy)
-    network = tiny(positions=positions, window=window, bigrams=bigrams, context_length=context_length)
+    network = tiny(
+        positions=positions, window=window, bigrams=bigrams, context_length=context_length
+    )
     cached = lines(network, RAGGED, 20, generators=generators(4))
     one = torch.stack(seen)
     seen.clear()
@@ -184,11 +233,13 @@ def test_cached_logits_are_uncached(tiny, positions, window, bigrams, context_le
     assert one.shape == (20, 4, 11)
 
 
-@pytest.mark.parametrize(("context_length", "kept"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (9, 4)])
+@pytest.mark.parametrize(
+    ("context_length", "kept"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (9, 4)]
+)
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 def test_what_is_kept_at_the_edge(tiny, context_length, kept, use_cache):
-    """A full context is read whole; one token more, and its last half is read again from position 0, together with nothing
-    else.
+    """A full context is read whole; one token more, and its last half is read again from position
+    0, together with nothing else.
     """
     network, read = tiny(context_length=context_length), []
 
@@ -207,7 +258,9 @@ def test_what_is_kept_at_the_edge(tiny, context_length, kept, use_cache):
 def test_the_cache_saves_reading(tiny):
     """The prompt is read once, then one token a row and step; without a cache all of them."""
     network, shapes = tiny(context_length=16), []
-    network.embed.register_forward_pre_hook(lambda module, arguments: shapes.append(tuple(arguments[0].shape)))
+    network.embed.register_forward_pre_hook(
+        lambda module, arguments: shapes.append(tuple(arguments[0].shape))
+    )
     list(generate(network, [[1, 2, 3], [4, 5]], 4, temperature=0))
     assert shapes == [(2, 3), (2, 1), (2, 1), (2, 1)]
     shapes.clear()
@@ -220,21 +273,29 @@ def test_generators_make_it_reproducible(tiny, use_cache):
     network = tiny()
     first = lines(network, RAGGED, 20, generators=generators(4), use_cache=use_cache)
     assert lines(network, RAGGED, 20, generators=generators(4), use_cache=use_cache) == first
-    assert lines(network, RAGGED, 20, generators=generators(4, seed=9), use_cache=use_cache) != first
+    assert (
+        lines(network, RAGGED, 20, generators=generators(4, seed=9), use_cache=use_cache) != first
+    )
     same = lines(network, [[1, 2]] * 3, 20, generators=generators(3), use_cache=use_cache)
     assert same[0] != same[1] != same[2]
 
 
 def test_options_reach_the_draw(tiny, monkeypatch):
     given = []
-    monkeypatch.setattr(model.generate, "next_token", lambda logits_BV, **options: given.append(options) or [0] * len(logits_BV))
+    monkeypatch.setattr(
+        model.generate,
+        "next_token",
+        lambda logits_BV, **options: given.append(options) or [0] * len(logits_BV),
+    )
     mine = generators(2)
     list(generate(tiny(), [[1], [2]], 1, temperature=0.7, top_k=5, top_p=0.9, generators=mine))
     assert given == [{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "generators": mine}]
 
 
 def test_it_streams(tiny):
-    """One step at a time, as many as asked, without gradients; prompts and the caller's gradient mode stay as they are."""
+    """One step at a time, as many as asked, without gradients; prompts and the caller's gradient
+    mode stay as they are.
+    """
     network, prompts = tiny(), [[1, 2], [3, 4]]
     calls = []
     network.embed.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))

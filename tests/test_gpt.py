@@ -1,5 +1,5 @@
-"""The whole model: what it may look at, what it must not, what it is initialised to, and that it is GPT-2 (or Llama) when
-told to be.
+"""The whole model: what it may look at, what it must not, what it is initialised to, and that it is
+GPT-2 (or Llama) when told to be.
 """
 
 import math
@@ -19,11 +19,20 @@ from viz.record import record_attention
 TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
-MODERN = {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "tie_embeddings": False, "bias": False}
+MODERN = {
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "qk_norm": True,
+    "tie_embeddings": False,
+    "bias": False,
+}
 
 
 def near(actual, expected, atol=1e-11):
-    """float64 throughout, so that 1e-11 leaves room for some thousand roundings; a mistake is of the order of 1."""
+    """float64 throughout, so that 1e-11 leaves room for some thousand roundings; a mistake is of
+    the order of 1.
+    """
     assert_close(actual, expected, rtol=0, atol=atol)
 
 
@@ -40,7 +49,13 @@ def same_weights(tiny, **options):
 @KINDS
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 3}, MODERN, {"mlp": "relu2", "norm": "rmsnorm"}, {"qk_norm": True, "window": 2}],
+    [
+        {},
+        {"window": 3},
+        MODERN,
+        {"mlp": "relu2", "norm": "rmsnorm"},
+        {"qk_norm": True, "window": 2},
+    ],
     ids=["gpt2", "window", "modern", "relu2", "qk_norm"],
 )
 def test_twins_through_the_model(tiny, positions, options, device):
@@ -63,19 +78,28 @@ def test_twins_through_the_model(tiny, positions, options, device):
 def influence(model, tokens, mask=None):
     """(T, T): the largest |d logit_t / d embedding_s| over all entries."""
     embedded = []
-    hook = model.embed.register_forward_hook(lambda module, arguments, output: embedded.append(output))
+    hook = model.embed.register_forward_hook(
+        lambda module, arguments, output: embedded.append(output)
+    )
     logits = model(tokens, mask)
     hook.remove()
     (found,) = embedded
     targets = (logits[0] * torch.randn_like(logits[0])).sum(-1)
-    return torch.stack([torch.autograd.grad(target, found, retain_graph=True)[0][0].abs().amax(-1) for target in targets])
+    return torch.stack(
+        [
+            torch.autograd.grad(target, found, retain_graph=True)[0][0].abs().amax(-1)
+            for target in targets
+        ]
+    )
 
 
 @KINDS
 @TWINS
 @pytest.mark.parametrize("n_layer", [1, 3])
 def test_causality_by_gradient(tiny, positions, attend, n_layer, device):
-    """Exactly zero from the future. And in one layer already, every earlier position reaches every later one."""
+    """Exactly zero from the future. And in one layer already, every earlier position reaches every
+    later one.
+    """
     model = tiny(attend, positions=positions, n_layer=n_layer, device=device)
     reached = influence(model, torch.randint(11, (1, 7), device=device))
     assert torch.equal(reached != 0, torch.ones(7, 7, dtype=torch.bool, device=device).tril())
@@ -101,7 +125,9 @@ def test_bidirectional_reaches_everywhere(tiny, attend):
 @TWINS
 @WINDOWS
 def test_padding_changes_nothing(tiny, positions, attend, window, device):
-    """Rows of 7, 2 and 5 tokens: values and gradients are those of each row alone, whatever stands in the padding."""
+    """Rows of 7, 2 and 5 tokens: values and gradients are those of each row alone, whatever stands
+    in the padding.
+    """
     model = tiny(attend, positions=positions, window=window, device=device)
     lengths = [7, 2, 5]
     tokens = torch.randint(11, (3, 7), device=device)
@@ -110,7 +136,9 @@ def test_padding_changes_nothing(tiny, positions, attend, window, device):
     for row, length in enumerate(lengths):
         near(logits[row, :length], alone[row], atol=1e-12)
     parameters = list(model.parameters())
-    together = torch.autograd.grad(sum(logits[row, :length].square().sum() for row, length in enumerate(lengths)), parameters)
+    together = torch.autograd.grad(
+        sum(logits[row, :length].square().sum() for row, length in enumerate(lengths)), parameters
+    )
     apart = torch.autograd.grad(sum(row.square().sum() for row in alone), parameters)
     for one, other in zip(together, apart, strict=True):
         near(one, other, atol=1e-10)
@@ -128,19 +156,26 @@ def test_rows_do_not_touch(tiny, attend):
 @KINDS
 @TWINS
 def test_order_is_known_by_positions_alone(tiny, positions, attend):
-    """With a bidirectional mask and no positions, permuting the tokens permutes the outputs; with positions of any kind it
-    does not.
+    """With a bidirectional mask and no positions, permuting the tokens permutes the outputs; with
+    positions of any kind it does not.
     """
     model, tokens = tiny(attend, positions=positions), torch.randint(11, (1, 8))
     order = torch.tensor([3, 0, 7, 5, 1, 2, 6, 4])
     everything = Mask(causal=False)
-    difference = (model(tokens[:, order], everything) - model(tokens, everything)[:, order]).abs().max().item()
+    difference = (
+        (model(tokens[:, order], everything) - model(tokens, everything)[:, order])
+        .abs()
+        .max()
+        .item()
+    )
     assert difference < 1e-12 if positions == "none" else difference > 1e-2
 
 
 @TWINS
 def test_one_word_in_two_contexts(tiny, attend):
-    """The token after 3 and after 8 gets two vectors from attention, and one where a window of 1 shows it itself alone."""
+    """The token after 3 and after 8 gets two vectors from attention, and one where a window of 1
+    shows it itself alone.
+    """
     tokens = torch.tensor([[3, 5], [8, 5]])
     one, other = tiny(attend).features(tokens)[:, 1]
     assert (one - other).norm() > 1e-2 * one.norm()
@@ -190,7 +225,11 @@ def test_bigrams_by_hand(tiny, bigrams):
     number = {pair: index for index, pair in enumerate(product(range(11), repeat=2))}
     for row, stream in zip(tokens.tolist(), seen[0], strict=True):
         for before, token, x in zip([0, *row], row, stream, strict=False):
-            near(x, model.embed.weight[token] + model.bigrams.weight[number[before, token] % bigrams], atol=1e-15)
+            near(
+                x,
+                model.embed.weight[token] + model.bigrams.weight[number[before, token] % bigrams],
+                atol=1e-15,
+            )
 
 
 def test_bigrams_add_nothing_to_begin_with():
@@ -201,8 +240,8 @@ def test_bigrams_add_nothing_to_begin_with():
 
 
 def test_qk_norm(tiny, device):
-    """Every query and key has length sqrt(d_head), before it is turned and after; under autocast up to the rounding of
-    bfloat16.
+    """Every query and key has length sqrt(d_head), before it is turned and after; under autocast up
+    to the rounding of bfloat16.
     """
     options = {"qk_norm": True, "positions": "rotary", "device": device}
     tokens = torch.randint(11, (2, 8), device=device)
@@ -224,12 +263,19 @@ def test_qk_norm(tiny, device):
 @TWINS
 @KINDS
 def test_autocast(tiny, attend, positions, device):
-    """Under bfloat16 autocast attention runs in bfloat16 and the logits stay near: off by some dozen roundings of 2^-8."""
-    model, tokens = tiny(attend, positions=positions, device=device), torch.randint(11, (2, 8), device=device)
+    """Under bfloat16 autocast attention runs in bfloat16 and the logits stay near: off by some
+    dozen roundings of 2^-8.
+    """
+    model, tokens = (
+        tiny(attend, positions=positions, device=device),
+        torch.randint(11, (2, 8), device=device),
+    )
     exact = model(tokens)
     with torch.autocast(device.type, torch.bfloat16), record_attention(model.float()) as record:
         logits = model(tokens)
-    assert all(layer.q.dtype == layer.k.dtype == layer.v.dtype == torch.bfloat16 for layer in record)
+    assert all(
+        layer.q.dtype == layer.k.dtype == layer.v.dtype == torch.bfloat16 for layer in record
+    )
     assert (logits.double() - exact).norm() < 12 * 2**-8 * exact.norm()
 
 
@@ -249,8 +295,12 @@ def scattered(model):
 def test_logits_are_gpt2(attend, dtype, atol):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=13, n_positions=9, n_embd=12, n_layer=3, n_head=2)).to(dtype)
-    source = {name.removeprefix("transformer."): x for name, x in scattered(theirs).state_dict().items()}
+    theirs = GPT2LMHeadModel(
+        GPT2Config(vocab_size=13, n_positions=9, n_embd=12, n_layer=3, n_head=2)
+    ).to(dtype)
+    source = {
+        name.removeprefix("transformer."): x for name, x in scattered(theirs).state_dict().items()
+    }
     weights = {"embed.weight": source["wte.weight"], "positions.table.weight": source["wpe.weight"]}
     weights |= {"norm.weight": source["ln_f.weight"], "norm.bias": source["ln_f.bias"]}
     weights |= {"unembed.weight": source["lm_head.weight"]}
@@ -263,7 +313,11 @@ def test_logits_are_gpt2(attend, dtype, atol):
                     "attention.project": there["attn.c_proj"], "mlp_norm": there["ln_2"], "mlp.up": there["mlp.c_fc"],
                     "mlp.project": there["mlp.c_proj"]}  # fmt: skip
             weights |= {f"blocks.{i}.{name}.{end}": x for name, x in here.items()}
-    ours = GPT(ModelConfig(n_layer=3, n_head=2, d_model=12, context_length=9), 13, attend).to(dtype).eval()
+    ours = (
+        GPT(ModelConfig(n_layer=3, n_head=2, d_model=12, context_length=9), 13, attend)
+        .to(dtype)
+        .eval()
+    )
     ours.load_state_dict(weights)
     tokens = torch.randint(13, (2, 9))
     assert ours(tokens).std() > 0.1
@@ -288,8 +342,8 @@ LLAMA = {
 @TWINS
 @pytest.mark.parametrize("case", ["plain", "bias", "tied", "qk_norm"])
 def test_logits_are_llama(attend, case):
-    """Rotary, RMSNorm and SwiGLU; with QK-norm it is Qwen3. transformers computes angles in float32, and so do we: the rest
-    is float64.
+    """Rotary, RMSNorm and SwiGLU; with QK-norm it is Qwen3. transformers computes angles in
+    float32, and so do we: the rest is float64.
     """
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -306,9 +360,16 @@ def test_logits_are_llama(attend, case):
         theirs = Qwen3ForCausalLM(Qwen3Config(**shape))
     else:
         theirs = LlamaForCausalLM(LlamaConfig(**shape, mlp_bias=config.bias))
-    source = {name.removeprefix("model."): x for name, x in scattered(theirs.double()).state_dict().items()}
+    source = {
+        name.removeprefix("model."): x
+        for name, x in scattered(theirs.double()).state_dict().items()
+    }
     ours = GPT(config, 13, attend).double().eval()
-    outer = {"embed.weight": "embed_tokens.weight", "norm.weight": "norm.weight", "unembed.weight": "lm_head.weight"}
+    outer = {
+        "embed.weight": "embed_tokens.weight",
+        "norm.weight": "norm.weight",
+        "unembed.weight": "lm_head.weight",
+    }
     weights = {name: source[there] for name, there in outer.items()}
     for name in ours.state_dict().keys() - weights.keys():
         _, layer, part = name.split(".", 2)
@@ -328,11 +389,17 @@ def test_logits_are_llama(attend, case):
 @KINDS
 def test_number_of_parameters(positions, tie_embeddings):
     v, c, d, k, n = 13, 9, 12, 4, 3
-    for norm, mlp, qk_norm, bias in product(("layernorm", "rmsnorm"), ("gelu", "relu2", "swiglu"), (True, False), (True, False)):
+    for norm, mlp, qk_norm, bias in product(
+        ("layernorm", "rmsnorm"), ("gelu", "relu2", "swiglu"), (True, False), (True, False)
+    ):
         config = ModelConfig(n_layer=n, n_head=3, d_model=d, context_length=c, positions=positions, norm=norm, mlp=mlp,
                              qk_norm=qk_norm, tie_embeddings=tie_embeddings, bias=bias)  # fmt: skip
         attention = 4 * d * d + (4 * d if bias else 0) + (2 * k if qk_norm else 0)
-        feed = (3 * d * 32 + (2 * 32 + d) * bias) if mlp == "swiglu" else (8 * d * d + (4 * d + d) * bias)
+        feed = (
+            (3 * d * 32 + (2 * 32 + d) * bias)
+            if mlp == "swiglu"
+            else (8 * d * d + (4 * d + d) * bias)
+        )
         scale = 2 * d if norm == "layernorm" and bias else d
         expected = v * d * (1 if tie_embeddings else 2) + (c * d if positions == "learned" else 0)
         expected += n * (attention + feed + 2 * scale) + scale
@@ -347,13 +414,21 @@ def test_gpt2_has_124_million():
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
-@pytest.mark.parametrize("options", [{}, MODERN, {"positions": "sinusoidal", "window": 4}], ids=["gpt2", "modern", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, MODERN, {"positions": "sinusoidal", "window": 4}],
+    ids=["gpt2", "modern", "window"],
+)
 def test_nothing_but_parameters_is_saved(tiny, options):
-    """No buffer, so no mask; and of the parameters the learned positions alone grow with the context, in proportion."""
+    """No buffer, so no mask; and of the parameters the learned positions alone grow with the
+    context, in proportion.
+    """
     short, long = (tiny(**({"context_length": length} | options)) for length in (8, 4096))
     short(torch.randint(11, (1, 8)))
     assert not list(short.buffers())
-    assert short.state_dict().keys() == {name for name, _ in short.named_parameters(remove_duplicate=False)}
+    assert short.state_dict().keys() == {
+        name for name, _ in short.named_parameters(remove_duplicate=False)
+    }
     after = long.state_dict()
     grown = {name for name, x in short.state_dict().items() if x.shape != after[name].shape}
     assert grown == ({"positions.table.weight"} if "positions" not in options else set())
@@ -361,7 +436,9 @@ def test_nothing_but_parameters_is_saved(tiny, options):
 
 def test_tied_embeddings_are_one():
     for tie in (True, False):
-        model = GPT(ModelConfig(n_layer=1, n_head=1, d_model=4, context_length=4, tie_embeddings=tie), 5)
+        model = GPT(
+            ModelConfig(n_layer=1, n_head=1, d_model=4, context_length=4, tie_embeddings=tie), 5
+        )
         assert (model.unembed.weight is model.embed.weight) == tie
         assert model.unembed.bias is None
 
@@ -370,9 +447,9 @@ def test_tied_embeddings_are_one():
 
 
 def test_initial_weights():
-    """Normal, standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a matrix writes to the stream; of n entries, the
-    mean has a standard deviation of sigma / sqrt(n) and the measured deviation one of sigma / sqrt(2 n): five of either are
-    allowed.
+    """Normal, standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a matrix writes to the
+    stream; of n entries, the mean has a standard deviation of sigma / sqrt(n) and the measured
+    deviation one of sigma / sqrt(2 n): five of either are allowed.
     """
     for options in ({}, MODERN):
         model = GPT(ModelConfig(n_layer=3, n_head=2, d_model=64, context_length=64, **options), 70)
@@ -382,14 +459,20 @@ def test_initial_weights():
             elif "norm" in name:
                 assert (x == 1).all()
             else:
-                sigma = 0.02 / math.sqrt(6) if name.endswith(("attention.project.weight", "mlp.project.weight")) else 0.02
+                sigma = (
+                    0.02 / math.sqrt(6)
+                    if name.endswith(("attention.project.weight", "mlp.project.weight"))
+                    else 0.02
+                )
                 assert abs(x.mean()) < 5 * sigma / math.sqrt(x.numel())
                 assert abs(x.std() / sigma - 1) < 5 / math.sqrt(2 * x.numel())
                 assert x.abs().max() > 3 * sigma  # a uniform distribution ends at 1.7
 
 
 def test_zero_init(tiny):
-    """What writes to the stream starts at zero, so that every block is the identity; all else starts as without."""
+    """What writes to the stream starts at zero, so that every block is the identity; all else
+    starts as without.
+    """
     torch.manual_seed(0)
     plain = GPT(ModelConfig(n_layer=2, n_head=2, d_model=8, context_length=8), 11)
     torch.manual_seed(0)
@@ -403,20 +486,32 @@ def test_zero_init(tiny):
 
 @torch.no_grad()
 @KINDS
-@pytest.mark.parametrize("options", [{}, {"tie_embeddings": False}, {"norm": "rmsnorm", "mlp": "relu2", "qk_norm": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"tie_embeddings": False}, {"norm": "rmsnorm", "mlp": "relu2", "qk_norm": True}]
+)
 def test_loss_at_step_0(positions, options):
-    """Logits of a normed stream have variance d_model * 0.02^2, and E ln sum exp of V such is ln V + half the variance."""
-    config = ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=64, positions=positions, **options)
+    """Logits of a normed stream have variance d_model * 0.02^2, and E ln sum exp of V such is ln V
+    + half the variance.
+    """
+    config = ModelConfig(
+        n_layer=6, n_head=6, d_model=384, context_length=64, positions=positions, **options
+    )
     tokens, targets = torch.randint(65, (2, 16, 64))
     loss = F.cross_entropy(GPT(config, 65).eval()(tokens).flatten(0, 1), targets.flatten()).item()
     assert abs(loss / (math.log(65) + 384 * 0.02**2 / 2) - 1) < 0.01
 
 
 @TWINS
-@pytest.mark.parametrize("options", [{}, MODERN, {"positions": "sinusoidal", "mlp": "relu2"}], ids=["gpt2", "modern", "relu2"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, MODERN, {"positions": "sinusoidal", "mlp": "relu2"}],
+    ids=["gpt2", "modern", "relu2"],
+)
 def test_one_batch_overfits(attend, options, device):
     """Random tokens, so that nothing but memory helps: the loss starts at ln 20 = 3.0."""
-    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, context_length=16, **options), 20, attend).to(device)
+    model = GPT(
+        ModelConfig(n_layer=2, n_head=2, d_model=32, context_length=16, **options), 20, attend
+    ).to(device)
     tokens = torch.randint(20, (4, 17), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(100):
@@ -445,8 +540,8 @@ def test_dropout_in_training_alone(tiny):
 
 
 def test_dropout_where_gpt2_has_it(tiny):
-    """On the embeddings, the weights of attention, and what attention and MLP give to the stream; nowhere else. A share is
-    off by no more than five standard deviations of a binomial.
+    """On the embeddings, the weights of attention, and what attention and MLP give to the stream;
+    nowhere else. A share is off by no more than five standard deviations of a binomial.
     """
     shares, p = [], 0.4
 
@@ -458,7 +553,9 @@ def test_dropout_where_gpt2_has_it(tiny):
     dropped = {}
 
     def note(name):
-        return lambda module, arguments, output: dropped.update({name: (output == 0).double().mean().item()})
+        return lambda module, arguments, output: dropped.update(
+            {name: (output == 0).double().mean().item()}
+        )
 
     for name, module in model.named_modules():
         module.register_forward_hook(note(name))
@@ -480,9 +577,14 @@ def test_dropout_where_gpt2_has_it(tiny):
 @torch.no_grad()
 @KINDS
 @TWINS
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"qk_norm": True}], ids=["whole", "window", "qk_norm"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 3}, {"qk_norm": True}], ids=["whole", "window", "qk_norm"]
+)
 def test_cached_logits_are_uncached(tiny, positions, attend, options, device):
-    model, tokens = tiny(attend, positions=positions, device=device, **options), torch.randint(11, (2, 8), device=device)
+    model, tokens = (
+        tiny(attend, positions=positions, device=device, **options),
+        torch.randint(11, (2, 8), device=device),
+    )
     expected = model(tokens)
     for cuts in ([0, 8], [0, *range(1, 9)], [0, 5, 6, 7, 8], [0, 3, 7, 8]):
         cache = KVCache(2, 8)
@@ -497,7 +599,9 @@ def test_cached_logits_are_uncached(tiny, positions, attend, options, device):
 @TWINS
 @WINDOWS
 def test_cached_rows_of_unequal_length(tiny, positions, attend, window, device):
-    """Rows of 5, 1 and 3 tokens are read at once, then each is continued one by one: all logits are those of the row alone."""
+    """Rows of 5, 1 and 3 tokens are read at once, then each is continued one by one: all logits are
+    those of the row alone.
+    """
     model = tiny(attend, positions=positions, window=window, device=device)
     lengths, cache = [5, 1, 3], KVCache(3, 8)
     tokens = torch.randint(11, (3, 8), device=device)
@@ -517,7 +621,9 @@ def test_cached_rows_of_unequal_length(tiny, positions, attend, window, device):
 @torch.no_grad()
 @KINDS
 def test_cached_chunks_of_unequal_length(tiny, positions):
-    """Rows hold 3 tokens and get 4 and 2 more, padded to 4. The logits are right, or the call is refused."""
+    """Rows hold 3 tokens and get 4 and 2 more, padded to 4. The logits are right, or the call is
+    refused.
+    """
     model, cache = tiny(positions=positions), KVCache(2, 8)
     tokens = torch.randint(11, (2, 7))
     model(tokens[:, :3], cache=cache)
@@ -532,8 +638,8 @@ def test_cached_chunks_of_unequal_length(tiny, positions):
 
 @torch.no_grad()
 def test_ragged_cache_without_lengths(tiny):
-    """Where rows end at different places a mask that does not say where is not enough: the logits are right all the same, or
-    it is refused.
+    """Where rows end at different places a mask that does not say where is not enough: the logits
+    are right all the same, or it is refused.
     """
     model, cache = tiny(), KVCache(2, 8)
     tokens = torch.randint(11, (2, 6))

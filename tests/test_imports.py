@@ -1,4 +1,6 @@
-"""The direction of imports, read from the files themselves, and that options are parsed before torch is loaded."""
+"""The direction of imports, read from the files themselves, and that options are parsed before
+torch is loaded.
+"""
 
 import ast
 import subprocess
@@ -22,21 +24,31 @@ ALLOWED = {
     "viz": {"numpy", "torch", "matplotlib", "model", "data", "configs", "errors", "viz"},
     "command": {*RUN, *PACKAGES, "errors"},
 }
-"""What may be imported beside the standard library: a name stands for itself and all that is in it."""
+"""What may be imported beside the standard library: a name stands for itself and all that is in
+it.
+"""
 
 
 def files():
-    return [path for folder in ("", *PACKAGES) for path in sorted((ROOT / folder).glob("*.py" if folder == "" else "**/*.py"))]
+    return [
+        path
+        for folder in ("", *PACKAGES)
+        for path in sorted((ROOT / folder).glob("*.py" if folder == "" else "**/*.py"))
+    ]
 
 
 def rule(path):
-    """The key of `ALLOWED` under which a file falls: its own, else its package's; any file at the top is a command."""
+    """The key of `ALLOWED` under which a file falls: its own, else its package's; any file at the
+    top is a command.
+    """
     name = path.relative_to(ROOT).as_posix()
     return name if name in ALLOWED else name.split("/")[0] if "/" in name else "command"
 
 
 def imports(source, package=()):
-    """Dotted names of all that is imported, wherever in the file; `from a import b` counts as a.b, which may be a module."""
+    """Dotted names of all that is imported, wherever in the file; `from a import b` counts as a.b,
+    which may be a module.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -44,8 +56,14 @@ def imports(source, package=()):
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            yield node.args[0].value if isinstance(node.args[0], ast.Constant) else "a name computed at run time"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
+            yield (
+                node.args[0].value
+                if isinstance(node.args[0], ast.Constant)
+                else "a name computed at run time"
+            )
 
 
 def forbidden(source, allowed, package=()):
@@ -54,7 +72,8 @@ def forbidden(source, allowed, package=()):
     return sorted(
         name
         for name in names
-        if name.split(".")[0] not in sys.stdlib_module_names and not any(f"{name}.".startswith(f"{good}.") for good in allowed)
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and not any(f"{name}.".startswith(f"{good}.") for good in allowed)
     )
 
 
@@ -91,7 +110,13 @@ def test_the_rules_hold_what_they_should():
         assert forbidden(source, ALLOWED[key]), (key, source)
     assert forbidden("from ..training import log", ALLOWED["viz"], ("viz",)) == ["training.log"]
     assert forbidden("from . import log", ALLOWED["training"], ("training",)) == []
-    assert forbidden("import os, torch.nn.functional as F\nfrom model.config import ModelConfig", ALLOWED["model"]) == []
+    assert (
+        forbidden(
+            "import os, torch.nn.functional as F\nfrom model.config import ModelConfig",
+            ALLOWED["model"],
+        )
+        == []
+    )
 
 
 def test_model_package_is_empty():
@@ -101,15 +126,22 @@ def test_model_package_is_empty():
 
 @pytest.mark.parametrize(
     "command",
-    [[name] for name in COMMANDS if (ROOT / name).exists()] + [["-m", "data.prepare"]] * (ROOT / "data" / "prepare.py").exists(),
+    [[name] for name in COMMANDS if (ROOT / name).exists()]
+    + [["-m", "data.prepare"]] * (ROOT / "data" / "prepare.py").exists(),
     ids=" ".join,
 )
 def test_help_is_instant(command):
     """What is slow to import is not: torch takes a second and a half, numpy a tenth of that."""
     line = [sys.executable, "-X", "importtime", *command, "--help"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "usage" in done.stdout.lower()
-    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    loaded = {
+        line.split("|")[-1].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     assert "errors" in loaded
     assert not loaded & {"torch", "numpy", "matplotlib", "tiktoken", "wandb"}

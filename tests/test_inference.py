@@ -12,9 +12,18 @@ from training import inference
 from training.inference import SlabLinear, one_by_one, prepare_for_sampling
 from training.runtime import autocast
 
-MODERN = {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "tie_embeddings": False, "bias": False}
+MODERN = {
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "qk_norm": True,
+    "tie_embeddings": False,
+    "bias": False,
+}
 SHAPES = pytest.mark.parametrize(
-    "options", [{}, MODERN, {"window": 3}, {"bias": False}], ids=["gpt2", "modern", "window", "no bias"]
+    "options",
+    [{}, MODERN, {"window": 3}, {"bias": False}],
+    ids=["gpt2", "modern", "window", "no bias"],
 )
 LEAD = pytest.mark.parametrize("lead", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (7,)])
 
@@ -40,20 +49,29 @@ def laid_out(model, precision="float32", threads=1):
 
 @LEAD
 @pytest.mark.parametrize("n_slab", [1, 2, 3, 5])
-@pytest.mark.parametrize("shape", [(12, 6), (6, 12), (6, 6), (7, 6), (5, 12), (13, 10), (65, 30)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(12, 6), (6, 12), (6, 6), (7, 6), (5, 12), (13, 10), (65, 30)], ids=str
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_slab_layer_is_a_linear_layer(lead, n_slab, shape, bias):
     """x W^T + b in float64, whether the slabs divide the matrix evenly or not."""
     n_out, n_in = shape
-    weight, b = torch.randn(shape, dtype=torch.float64), torch.randn(n_out, dtype=torch.float64) if bias else None
+    weight, b = (
+        torch.randn(shape, dtype=torch.float64),
+        torch.randn(n_out, dtype=torch.float64) if bias else None,
+    )
     x = torch.randn(*lead, n_in, dtype=torch.float64)
     expected = torch.einsum("...i,oi->...o", x, weight) + (b if bias else 0)
     assert_close(SlabLinear(weight, b, n_slab)(x), expected, rtol=0, atol=1e-12)
-    assert_close(SlabLinear(weight, b, n_slab)(x.mT.contiguous().mT), expected, rtol=0, atol=1e-12)  # of any strides
+    assert_close(
+        SlabLinear(weight, b, n_slab)(x.mT.contiguous().mT), expected, rtol=0, atol=1e-12
+    )  # of any strides
 
 
 def test_one_row_is_read_along_the_longer_side():
-    """Memory is read in stretches as long as the matrix's longer side, and there is one copy of the weights."""
+    """Memory is read in stretches as long as the matrix's longer side, and there is one copy of the
+    weights.
+    """
     up, down = (SlabLinear(torch.randn(shape), None, 2) for shape in ((32, 8), (8, 32)))
     assert up.by_input.stride() == (4 * 32, 32, 1)
     assert up.by_input.data_ptr() == up.by_output.data_ptr()
@@ -71,7 +89,12 @@ def test_the_same_logits(maker, tiny, options, threads):
     assert_close(other(tokens), model(tokens), rtol=0, atol=2e-5)
     cache = KVCache(1, 8)
     for step in range(6):
-        assert_close(other(tokens[:1, step : step + 1], cache=cache)[:, 0], model(tokens[:1])[:, step], rtol=0, atol=2e-5)
+        assert_close(
+            other(tokens[:1, step : step + 1], cache=cache)[:, 0],
+            model(tokens[:1])[:, step],
+            rtol=0,
+            atol=2e-5,
+        )
 
 
 @SHAPES
@@ -79,13 +102,17 @@ def test_the_same_text(maker, tiny, options):
     model = tiny(**options).float()
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 1]]
     for part in (prompts, prompts[:1]):
-        drawn = [list(generate(m, part, 12, temperature=0)) for m in (model, laid_out(model, threads=2))]
+        drawn = [
+            list(generate(m, part, 12, temperature=0)) for m in (model, laid_out(model, threads=2))
+        ]
         assert drawn[0] == drawn[1]
 
 
 @torch.no_grad()
 def test_bfloat16_is_of_weights_and_products_alone(tiny):
-    """Linear layers are kept in bfloat16, one for queries, keys and values; embeddings, norms and biases stay as they were."""
+    """Linear layers are kept in bfloat16, one for queries, keys and values; embeddings, norms and
+    biases stay as they were.
+    """
     model = tiny(d_model=16, n_head=2).float()
     other, tokens = laid_out(model, "bfloat16"), torch.randint(11, (2, 6))
     for block in other.blocks:
@@ -98,28 +125,43 @@ def test_bfloat16_is_of_weights_and_products_alone(tiny):
         )
         assert [layer.keywords["weight"].dtype for layer in layers] == [torch.bfloat16] * 5
         kept = (block.attention_norm, block.mlp_norm, other.norm)
-        assert [norm.keywords[name].dtype for norm in kept for name in ("weight", "bias")] == [torch.float32] * 6
+        assert [norm.keywords[name].dtype for norm in kept for name in ("weight", "bias")] == [
+            torch.float32
+        ] * 6
     assert {name: parameter.dtype for name, parameter in other.named_parameters()} == {
-        name: torch.float32 for name, _ in model.named_parameters() if name.startswith(("embed", "positions"))
+        name: torch.float32
+        for name, _ in model.named_parameters()
+        if name.startswith(("embed", "positions"))
     }
     with autocast("cpu", "bfloat16"):
         assert_close(other(tokens).float(), model(tokens).float(), rtol=0.02, atol=0.05)
 
 
 def test_a_single_token_goes_without_onednn(tiny):
-    """In bfloat16, both through the blocks and to the logits; afterwards, also after an error, it is as it was."""
+    """In bfloat16, both through the blocks and to the logits; afterwards, also after an error, it
+    is as it was.
+    """
     tokens, vectors = torch.ones(1, 1, dtype=torch.long), torch.ones(1, 16)
-    plain, rounded = (laid_out(tiny(d_model=16, n_head=2).float(), precision) for precision in ("float32", "bfloat16"))
+    plain, rounded = (
+        laid_out(tiny(d_model=16, n_head=2).float(), precision)
+        for precision in ("float32", "bfloat16")
+    )
     seen = []
     for model in (plain, rounded):
-        model.norm = lambda x, norm=model.norm: seen.append(torch.backends.mkldnn.enabled) or norm(x)
+        model.norm = lambda x, norm=model.norm: (
+            seen.append(torch.backends.mkldnn.enabled) or norm(x)
+        )
         for batch in (tokens, tokens.expand(1, 2), tokens.expand(2, 1)):
             with autocast("cpu", "bfloat16"):
                 model.features(batch)
     before = torch.backends.mkldnn.enabled
     assert seen == [before] * 3 + [False, before, before]
     tell = one_by_one(lambda _: torch.backends.mkldnn.enabled)
-    assert [tell(x) for x in (vectors, vectors[None], vectors.expand(2, 16))] == [False, False, before]
+    assert [tell(x) for x in (vectors, vectors[None], vectors.expand(2, 16))] == [
+        False,
+        False,
+        before,
+    ]
     assert [hasattr(model.unembed, "__wrapped__") for model in (plain, rounded)] == [False, True]
     with pytest.raises(ZeroDivisionError):
         one_by_one(lambda _: 1 / 0)(tokens)
@@ -130,4 +172,6 @@ def test_slabs_are_for_processors_where_the_library_uses_one_thread(tiny, device
     """Intel's own, and other devices, keep plain products."""
     model = tiny().float().to(device)
     prepare_for_sampling(model, "float32")
-    assert isinstance(model.blocks[0].mlp.up, SlabLinear) is (device.type == "cpu" and maker == "AMD EPYC")
+    assert isinstance(model.blocks[0].mlp.up, SlabLinear) is (
+        device.type == "cpu" and maker == "AMD EPYC"
+    )

@@ -1,4 +1,6 @@
-"""The log: one JSON object a line whatever the numbers, cut back where a run goes on, and none the worse for a tracker."""
+"""The log: one JSON object a line whatever the numbers, cut back where a run goes on, and none the
+worse for a tracker.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def write_run(folder, steps, samples=True):
     for step in steps:
         log.train(step, 4.0 - step, 0.1, 1.0)
         if step % 2 == 0:
-            log.evaluation(step, LOSSES, f"sample of {step}\n\u00e9\u4e2d" if samples else "", False)
+            log.evaluation(
+                step, LOSSES, f"sample of {step}\n\u00e9\u4e2d" if samples else "", False
+            )
     log.close()
 
 
@@ -56,7 +60,17 @@ def test_records(tmp_path, capsys):
     assert {k: train[k] for k in ("kind", "step", "loss", "lr", "grad_norm")} == {
         **{"kind": "train", "step": 3, "loss": 2.25, "lr": 1e-3, "grad_norm": 0.5}
     }
-    assert set(train) == {"kind", "step", "loss", "lr", "grad_norm", "tokens_per_second", "mfu", "memory", "seconds"}
+    assert set(train) == {
+        "kind",
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens_per_second",
+        "mfu",
+        "memory",
+        "seconds",
+    }
     assert tuple(train["seconds"]) == PHASES
     assert evaluation == {"kind": "eval", "step": 3, **LOSSES}
     assert sample == {"kind": "sample", "step": 3, "text": "To be"}
@@ -65,11 +79,20 @@ def test_records(tmp_path, capsys):
 
 
 def test_speed_by_hand(tmp_path, monkeypatch):
-    """64 tokens a step: from step 10 to 20 in 8 s, of which 2 + 1 s went to evaluating and saving, 640 / 5 = 128 a second."""
+    """64 tokens a step: from step 10 to 20 in 8 s, of which 2 + 1 s went to evaluating and saving,
+    640 / 5 = 128 a second.
+    """
     now = [100.0]
     monkeypatch.setattr(logs.time, "perf_counter", lambda: now[0])
     log = open_log(tmp_path, start=10, batch_size=4, context_length=16)
-    spent = {"data": 0.5, "forward": 1.5, "backward": 2.5, "optimizer": 0.5, "evaluate": 2.0, "save": 1.0}
+    spent = {
+        "data": 0.5,
+        "forward": 1.5,
+        "backward": 2.5,
+        "optimizer": 0.5,
+        "evaluate": 2.0,
+        "save": 1.0,
+    }
     for name, seconds in spent.items():
         with log.phase(name):
             now[0] += seconds
@@ -140,7 +163,10 @@ def test_cut_back_where_there_is_no_log(tmp_path):
     assert read_log(tmp_path / "log.jsonl") == []
 
 
-@pytest.mark.parametrize("text", ["\u2028", "\x85", "\u2029 a\x0b\x0c\x1c\x1d\x1e\r\n", '"\\', "\ud7ff\U0001f600", "\ufffd"])
+@pytest.mark.parametrize(
+    "text",
+    ["\u2028", "\x85", "\u2029 a\x0b\x0c\x1c\x1d\x1e\r\n", '"\\', "\ud7ff\U0001f600", "\ufffd"],
+)
 def test_a_sample_of_any_characters_stays_one_record(tmp_path, text):
     """Python's splitlines knows ten ends of a line, JSON Lines one."""
     log = open_log(tmp_path)
@@ -154,7 +180,9 @@ def test_a_sample_of_any_characters_stays_one_record(tmp_path, text):
 
 
 def test_a_half_written_last_line(tmp_path):
-    """Wherever a kill or a full disk cut the file, inside a character too, what was whole before stays."""
+    """Wherever a kill or a full disk cut the file, inside a character too, what was whole before
+    stays.
+    """
     log = open_log(tmp_path)
     log.train(1, 1.0, 0.1, 1.0)
     log.evaluation(1, LOSSES, "\u00e9\u4e2d\U0001f600", False)
@@ -167,7 +195,9 @@ def test_a_half_written_last_line(tmp_path):
         path.write_bytes(whole[:size])
         cut_log(path, 1)
         kept = path.read_bytes()
-        complete = sum(end <= size for end in ends) + (size + 1 in ends)  # a record that lacks its \n alone may stay
+        complete = sum(end <= size for end in ends) + (
+            size + 1 in ends
+        )  # a record that lacks its \n alone may stay
         assert kept == b"" or kept.endswith(b"\n")
         assert [r["kind"] for r in read_log(path)] == ["train", "eval", "sample"][:complete]
 
@@ -176,7 +206,9 @@ def test_samples_are_those_of_the_log(tmp_path):
     write_run(tmp_path, range(1, 5))
     (tmp_path / "samples.txt").write_text("half a sam")
     cut_log(tmp_path / "log.jsonl", 2)
-    assert (tmp_path / "samples.txt").read_text(encoding="utf-8") == "--- step 2 ---\nsample of 2\n\u00e9\u4e2d\n\n"
+    assert (tmp_path / "samples.txt").read_text(
+        encoding="utf-8"
+    ) == "--- step 2 ---\nsample of 2\n\u00e9\u4e2d\n\n"
 
 
 def test_the_progress_goes_on_where_it_stood(tmp_path):
@@ -243,7 +275,8 @@ def test_tracker_is_off_unless_asked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("key", "variable", "mode"), [(None, None, "offline"), ("k", None, "online"), ("k", "disabled", "disabled")]
+    ("key", "variable", "mode"),
+    [(None, None, "offline"), ("k", None, "online"), ("k", "disabled", "disabled")],
 )
 def test_tracker_mode(tmp_path, monkeypatch, key, variable, mode):
     module = fake_wandb(monkeypatch, FakeRun(), key=key)
@@ -265,7 +298,9 @@ def test_tracker_goes_on_with_its_run(tmp_path, monkeypatch):
     assert given[0]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no network\nat all"), ImportError(), ValueError("")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no network\nat all"), ImportError(), ValueError("")]
+)
 def test_a_tracker_that_does_not_start_is_a_warning(tmp_path, monkeypatch, capsys, error):
     fake_wandb(monkeypatch, error=error)
     log = open_log(tmp_path, wandb=True)
@@ -321,16 +356,24 @@ log.close()
 
 
 def test_the_real_tracker_without_an_account(tmp_path):
-    """No account, no terminal: offline, and no question asked. A proxy that isn't there stands for no network."""
+    """No account, no terminal: offline, and no question asked. A proxy that isn't there stands for
+    no network.
+    """
     pytest.importorskip("wandb")
     none = {name: None for name in os.environ if name.startswith("WANDB_")}
-    nowhere = {"HOME": str(tmp_path / "home"), "NETRC": str(tmp_path / "netrc"), "HTTPS_PROXY": "http://127.0.0.1:9"}
+    nowhere = {
+        "HOME": str(tmp_path / "home"),
+        "NETRC": str(tmp_path / "netrc"),
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+    }
     variables = environment(**none, **nowhere)
     variables["PYTHONPATH"] += os.pathsep + os.path.dirname(__file__)
     (tmp_path / "home").mkdir()
     (tmp_path / "run").mkdir()
     line = [sys.executable, "-c", WITHOUT_ACCOUNT, str(tmp_path / "run")]
-    done = subprocess.run(line, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=90, check=False)
+    done = subprocess.run(
+        line, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=90, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert b"wandb is off" not in done.stdout
     assert [r["step"] for r in lines(tmp_path / "run")] == [1]

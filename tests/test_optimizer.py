@@ -1,4 +1,6 @@
-"""The schedule by hand, what is decayed, and one step of either optimiser against plain arithmetic."""
+"""The schedule by hand, what is decayed, and one step of either optimiser against plain
+arithmetic.
+"""
 
 import dataclasses
 import math
@@ -25,7 +27,8 @@ WARM_UP = [0.2, 0.4, 0.6, 0.8]  # fifths, so that step 4 has the whole rate
 
 
 def test_cosine_by_hand():
-    # 0.1 + 0.45 (1 + cos(pi k / 8)) for k = 0 ... 8: the cosines are 1, 0.923880, 0.707107, 0.382683, 0 and their mirror images
+    # 0.1 + 0.45 (1 + cos(pi k / 8)) for k = 0 ... 8: the cosines are 1, 0.923880, 0.707107,
+    # 0.382683, 0 and their mirror images
     fall = [1.0, 0.965746, 0.868198, 0.722208, 0.55, 0.377792, 0.231802, 0.134254, 0.1]
     assert table("cosine", range(13)) == pytest.approx(WARM_UP + fall, abs=5e-7)
 
@@ -58,16 +61,33 @@ def test_a_warm_up_as_long_as_the_run_or_longer(schedule):
 SHAPES = [
     {},
     {"tie_embeddings": False},
-    {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "tie_embeddings": False, "bias": False},
+    {
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+        "qk_norm": True,
+        "tie_embeddings": False,
+        "bias": False,
+    },
 ]
 
 
 def build(**options):
-    return GPT(ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 8, "context_length": 8} | options)), 11)
+    return GPT(
+        ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 8, "context_length": 8} | options)),
+        11,
+    )
 
 
 def block_matrices(model):
-    names = ["attention.query", "attention.key", "attention.value", "attention.project", "mlp.up", "mlp.project"]
+    names = [
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.project",
+        "mlp.up",
+        "mlp.project",
+    ]
     names += ["mlp.gate"] if model.config.mlp == "swiglu" else []
     return {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in names}
 
@@ -82,15 +102,23 @@ def test_groups(options):
     model = build(**options)
     blocks, embeddings, vectors = (names_of(model, group) for group in parameter_groups(model))
     assert sorted(blocks) == sorted(block_matrices(model))
-    tables = {"embed.weight"} | ({"positions.table.weight"} if model.config.positions == "learned" else set())
-    assert set(embeddings) == tables | (set() if model.config.tie_embeddings else {"unembed.weight"})
-    assert sorted(blocks + embeddings + vectors) == sorted(name for name, _ in model.named_parameters())  # each of them once
+    tables = {"embed.weight"} | (
+        {"positions.table.weight"} if model.config.positions == "learned" else set()
+    )
+    assert set(embeddings) == tables | (
+        set() if model.config.tie_embeddings else {"unembed.weight"}
+    )
+    assert sorted(blocks + embeddings + vectors) == sorted(
+        name for name, _ in model.named_parameters()
+    )  # each of them once
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("options", SHAPES)
 def test_decay_touches_the_blocks_matrices_alone(kind, options):
-    """With gradients of zero an optimiser changes nothing but what decays: by the factor 1 - lr weight_decay."""
+    """With gradients of zero an optimiser changes nothing but what decays: by the factor 1 - lr
+    weight_decay.
+    """
     model = build(**options)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -112,8 +140,13 @@ def test_every_parameter_has_one_optimiser(kind, options):
     kinds = [torch.optim.AdamW, torch.optim.Muon][: len(optimizers)]
     assert len(optimizers) == (2 if kind == "muon" else 1)
     assert all(map(isinstance, optimizers, kinds))
-    owned = [names_of(model, [p for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers]
-    assert sorted(name for names in owned for name in names) == sorted(name for name, _ in model.named_parameters())
+    owned = [
+        names_of(model, [p for g in optimizer.param_groups for p in g["params"]])
+        for optimizer in optimizers
+    ]
+    assert sorted(name for names in owned for name in names) == sorted(
+        name for name, _ in model.named_parameters()
+    )
     if kind == "muon":
         assert set(owned[1]) == block_matrices(model)
 
@@ -128,8 +161,8 @@ def test_the_rate_reaches_every_group():
 
 
 def test_adamw_against_the_formula():
-    """Three steps in float64 (Loshchilov and Hutter 2019, algorithm 2), epsilon 1e-8. A float32 step makes about eight roundings
-    of numbers no larger than the parameter or the rate.
+    """Three steps in float64 (Loshchilov and Hutter 2019, algorithm 2), epsilon 1e-8. A float32
+    step makes about eight roundings of numbers no larger than the parameter or the rate.
     """
     model, lr, decay, beta1, beta2 = build(), 0.01, 0.1, 0.8, 0.95
     optim = OptimConfig(lr=1.0, weight_decay=decay, beta1=beta1, beta2=beta2)
@@ -144,7 +177,9 @@ def test_adamw_against_the_formula():
             g, rate = parameter.grad.double(), decay if name in block_matrices(model) else 0.0
             mean[name] = beta1 * mean[name] + (1 - beta1) * g
             square[name] = beta2 * square[name] + (1 - beta2) * g**2
-            update = (mean[name] / (1 - beta1**step)) / ((square[name] / (1 - beta2**step)).sqrt() + 1e-8)
+            update = (mean[name] / (1 - beta1**step)) / (
+                (square[name] / (1 - beta2**step)).sqrt() + 1e-8
+            )
             wanted[name] = wanted[name] * (1 - lr * rate) - lr * update
         optimizer.step()
     for name, parameter in model.named_parameters():
@@ -153,11 +188,15 @@ def test_adamw_against_the_formula():
 
 
 def muon_alone(shape, n=1, precision="float32", **options):
-    """`n` matrices of a shape, as a model's blocks, and the Muon that `make_optimizers` gives them."""
+    """`n` matrices of a shape, as a model's blocks, and the Muon that `make_optimizers` gives
+    them.
+    """
     holder = torch.nn.Module()
     holder.blocks = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(shape)) for _ in range(n))
     holder.norm = torch.nn.Parameter(torch.zeros(2))
-    return list(holder.blocks), make_optimizers(holder, OptimConfig(optimizer="muon", **options), precision)[1]
+    return list(holder.blocks), make_optimizers(
+        holder, OptimConfig(optimizer="muon", **options), precision
+    )[1]
 
 
 def polynomial(value):
@@ -168,8 +207,9 @@ def polynomial(value):
 @pytest.mark.parametrize(("precision", "ulp"), [("float32", ULP), ("bfloat16", 2.0**-8)])
 @pytest.mark.parametrize("shape", [(64, 64), (256, 64), (64, 256)])
 def test_muon_has_the_size_of_adamw(shape, precision, ulp):
-    """A gradient with equal singular values keeps its direction; five iterations take the values along the polynomial, and the
-    step is lr 0.2 sqrt(the longer side) times that (Liu et al. 2025, equation 4).
+    """A gradient with equal singular values keeps its direction; five iterations take the values
+    along the polynomial, and the step is lr 0.2 sqrt(the longer side) times that (Liu et al. 2025,
+    equation 4).
     """
     (weight,), optimizer = muon_alone(shape, precision=precision, weight_decay=0.0)
     torch.nn.init.zeros_(weight)
@@ -189,8 +229,9 @@ def test_muon_has_the_size_of_adamw(shape, precision, ulp):
 
 @pytest.mark.parametrize("shape", [(6, 6), (12, 5), (5, 12)])
 def test_muon_against_the_formula(shape):
-    """Three steps of two matrices in float64: momentum 0.95, Nesterov's look ahead, orthogonalised, decoupled decay. An
-    iteration makes some four roundings, and no singular value's relative error more than three times larger.
+    """Three steps of two matrices in float64: momentum 0.95, Nesterov's look ahead, orthogonalised,
+    decoupled decay. An iteration makes some four roundings, and no singular value's relative error
+    more than three times larger.
     """
     lr, decay = 0.02, 0.1
     weights, optimizer = muon_alone(shape, n=2, lr=lr, weight_decay=decay)
@@ -210,5 +251,8 @@ def test_muon_against_the_formula(shape):
             wanted[index] = (1 - lr * decay) * wanted[index] - lr * update
         optimizer.step()
     for weight, expected in zip(weights, wanted, strict=True):
-        bound = 3 * lr * 0.2 * math.sqrt(max(shape) * min(shape)) * 3**5 * 20 * ULP + 3 * 3 * ULP * expected.norm()
+        bound = (
+            3 * lr * 0.2 * math.sqrt(max(shape) * min(shape)) * 3**5 * 20 * ULP
+            + 3 * 3 * ULP * expected.norm()
+        )
         assert (weight - expected).norm() <= bound

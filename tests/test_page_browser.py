@@ -1,4 +1,6 @@
-"""The attention page in a real browser: every view, by pointer and by keyboard; the numbers shown are the model's."""
+"""The attention page in a real browser: every view, by pointer and by keyboard; the numbers shown
+are the model's.
+"""
 
 import re
 import shutil
@@ -12,9 +14,15 @@ from viz.page import render_page
 from viz.probe import load_probe, save_probe
 from viz.roles import ROLES, measure_roles
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not tried in a browser")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: the page is not tried in a browser")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: the page is not tried in a browser"
+)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: the page is not tried in a browser"
+)
 TEXT = "The cat, the cat sat.\n" + NASTY
 
 
@@ -28,7 +36,14 @@ def roles(maps):
     """As measured, save that heads 1.1 and 0.2 have a role."""
     measured = measure_roles(maps, (np.full((2, 3), 0.1), 0.05))
     measured.scores[1, 1, 0], measured.scores[0, 2, 0], measured.scores[0, 2, 4] = 0.9, 0.6, 0.95
-    assert measured.names().ravel().tolist() == ["mixed", "mixed", "induction", "mixed", "previous", "mixed"]
+    assert measured.names().ravel().tolist() == [
+        "mixed",
+        "mixed",
+        "induction",
+        "mixed",
+        "previous",
+        "mixed",
+    ]
     return measured
 
 
@@ -53,7 +68,9 @@ def browser():
 @pytest.fixture
 def opened(browser, path, request):
     """A page that must end without an error, a dialog, or a request for anything but itself."""
-    options = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"} | getattr(request, "param", {})
+    options = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"} | getattr(
+        request, "param", {}
+    )
     context = browser.new_context(**options)
     context.set_default_timeout(15_000)
     page, wrong = context.new_page(), []
@@ -111,13 +128,20 @@ def test_overview(opened, maps, roles):
     column = list(ROLES).index("previous")
     told = opened.locator("#hovered").inner_text()
     assert f"mean entropy {roles.entropy[1, 1]:.2f} bits" in told
-    assert f"previous: {100 * roles.scores[1, 1, column]:.1f} % of its weight goes to the token just before" in told
+    assert (
+        f"previous: {100 * roles.scores[1, 1, column]:.1f} % of its weight goes to the token just before"
+        in told
+    )
     opened.select_option("#sort", label="most previous first")
     order = np.argsort(-roles.scores[..., column].ravel(), kind="stable")
-    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [f"L{i // 3} H{i % 3}" for i in order]
+    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [
+        f"L{i // 3} H{i % 3}" for i in order
+    ]
     opened.select_option("#sort", label="narrowest look first")
     order = np.argsort(roles.entropy.ravel(), kind="stable")
-    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [f"L{i // 3} H{i % 3}" for i in order]
+    assert [text.split("\n")[0] for text in buttons.all_inner_texts()] == [
+        f"L{i // 3} H{i % 3}" for i in order
+    ]
     opened.select_option("#sort", value="")
     opened.select_option("#filter", label="induction (1)")
     assert buttons.all_inner_texts() == ["L0 H2\ninduction 95 %"]
@@ -145,10 +169,16 @@ def test_head_by_pointer(opened, maps):
     point(opened, 30, 12)
     shown, expected = looks(opened, "#looks"), np.sort(weights[30])[::-1]
     assert len(shown) == 9
-    assert all(shown_as(text, 100 * value, 1e-5) for text, value in zip(shown, expected[:8], strict=False))
+    assert all(
+        shown_as(text, 100 * value, 1e-5) for text, value in zip(shown, expected[:8], strict=False)
+    )
     assert shown_as(shown[8], 100 * expected[8:].sum(), 1e-4)
     row = weights[30, :31].astype(float)
-    assert shown_as(opened.locator("#looks .note").inner_text(), -(row * np.log2(np.maximum(row, 1e-30))).sum(), 1e-4)
+    assert shown_as(
+        opened.locator("#looks .note").inner_text(),
+        -(row * np.log2(np.maximum(row, 1e-30))).sum(),
+        1e-4,
+    )
     point(opened, 20, 40)
     assert "forbidden; score \u2212∞, weight 0" in opened.locator("#looks .cell").inner_text()
 
@@ -231,7 +261,9 @@ def test_zoom_shows_more_of_less(opened):
         opened.click("#zoom-in")
     assert opened.evaluate("weightsView.cell") == pytest.approx(cell * 1.6**4)
     opened.evaluate("scoresView.root.scrollTop = 200")
-    sync_api.expect(opened.locator("#weights-map")).to_have_js_property("scrollTop", 200)  # the two maps move together
+    sync_api.expect(opened.locator("#weights-map")).to_have_js_property(
+        "scrollTop", 200
+    )  # the two maps move together
     opened.focus("#weights-map")
     opened.keyboard.press("End")
     below = "weightsView.n * weightsView.cell - (weightsView.root.scrollTop + weightsView.height - weightsView.top)"
@@ -254,7 +286,9 @@ def test_text(opened, maps):
     expected = maps.predictions[18]
     tokens = opened.locator("#predicted .tok").all_inner_texts()[-6:-1]
     assert len(tokens) == 5
-    for text, (_, p) in zip(opened.locator("#predicted .bars > span").all_inner_texts(), expected, strict=True):
+    for text, (_, p) in zip(
+        opened.locator("#predicted .bars > span").all_inner_texts(), expected, strict=True
+    ):
         assert shown_as(text, 100 * p, 1e-5)
     loss = opened.locator("#predicted .loss b").inner_text()
     assert shown_as(loss, maps.losses[18])
@@ -285,7 +319,9 @@ def test_whole_words(opened, maps):
     assert opened.evaluate("weightsView.n") == words[-1] + 1
     assert not opened.locator("#scores-map").is_visible()
     member = np.eye(words[-1] + 1)[words]
-    merged = (member / member.sum(0)).T @ maps.weights(0)[0] @ member  # to a word weights add up, from a word they are averaged
+    merged = (
+        (member / member.sum(0)).T @ maps.weights(0)[0] @ member
+    )  # to a word weights add up, from a word they are averaged
     np.testing.assert_allclose(merged.sum(-1), 1, atol=1e-5)
     key = int(merged[4, :4].argmax())
     point(opened, 4, key)
@@ -309,7 +345,9 @@ def test_equation(opened, maps):
     scores = products / np.sqrt(8)
     exponentials = np.exp(scores - scores.max())
     weights = exponentials / exponentials.sum()
-    np.testing.assert_allclose(weights, maps.weights(1)[2][25, :26], atol=1e-5)  # the model's, in float32
+    np.testing.assert_allclose(
+        weights, maps.weights(1)[2][25, :26], atol=1e-5
+    )  # the model's, in float32
 
     def vector(text):
         return text.split("[")[1].split("]")[0].split(", ")
@@ -317,11 +355,17 @@ def test_equation(opened, maps):
     assert all(map(shown_as, vector(opened.locator("#query-vector").inner_text()), q[25]))
     rows = opened.locator("#computation tr[data-key]")
     assert rows.count() == 26
-    for s, cells in enumerate(rows.evaluate_all("(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))")):
+    for s, cells in enumerate(
+        rows.evaluate_all(
+            "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+    ):
         assert cells[0] == f"{s} {maps.labels[s]}"
         assert all(map(shown_as, vector(cells[1]), k[s]))
         expected = (products[s], scores[s], scores[s] - scores.max(), exponentials[s], weights[s])
-        assert [shown_as(text, value) for text, value in zip(cells[2:7], expected, strict=True)] == [True] * 5
+        assert [
+            shown_as(text, value) for text, value in zip(cells[2:7], expected, strict=True)
+        ] == [True] * 5
         assert len(cells[6].split(".")[1]) == 4
     total = opened.locator("#computation .total td").all_inner_texts()
     assert shown_as(total[3], scores.max())
@@ -410,7 +454,9 @@ def test_on_a_phone_nothing_is_cut_off_and_a_tap_is_enough(opened):
 
 def test_nasty_text_is_shown_as_it_is(opened, maps):
     opened.click("#tab-text")
-    labels = opened.locator("#reader span").evaluate_all("(all) => all.map((e) => e.getAttribute('aria-label'))")
+    labels = opened.locator("#reader span").evaluate_all(
+        "(all) => all.map((e) => e.getAttribute('aria-label'))"
+    )
     assert labels == maps.labels
     text = opened.locator("#reader").text_content()
     assert "</script><img src=x onerror=alert(1)>" in text

@@ -1,4 +1,6 @@
-"""The plan before a run: parameters and bytes against the real model's, and the advice when memory has run out."""
+"""The plan before a run: parameters and bytes against the real model's, and the advice when memory
+has run out.
+"""
 
 import contextlib
 import dataclasses
@@ -29,21 +31,29 @@ def small(**changes):
         ModelConfig(n_layer=2, n_head=2, d_model=16, context_length=32),
         DataConfig("data/prepared/none-char"),
         OptimConfig(batch_size=12, micro_batch_size=0, max_steps=1000),
-        RunConfig(device="cpu", precision="float32", threads=1, eval_every=0, save_every=0, out="none"),
+        RunConfig(
+            device="cpu", precision="float32", threads=1, eval_every=0, save_every=0, out="none"
+        ),
     )
     for name, value in changes.items():
-        section = next(s for s in ("model", "data", "optim", "run") if hasattr(getattr(config, s), name))
+        section = next(
+            s for s in ("model", "data", "optim", "run") if hasattr(getattr(config, s), name)
+        )
         config = vary(config, section, **{name: value})
     return config
 
 
 def counted(**changes):
     """`training_bytes` of a small configuration, resolved."""
-    return training_bytes(runtime.resolve(small(**{"micro_batch_size": 3, "batch_size": 3} | changes)), 50)
+    return training_bytes(
+        runtime.resolve(small(**{"micro_batch_size": 3, "batch_size": 3} | changes)), 50
+    )
 
 
 def test_parameters_of_gpt2():
-    """Worked by hand: 12 layers of width 768 over 50,257 ids and 1,024 positions, output tied to input."""
+    """Worked by hand: 12 layers of width 768 over 50,257 ids and 1,024 positions, output tied to
+    input.
+    """
     config = vary(GPT2["gpt2-124m"][1], "run", device="cpu")
     assert make_plan(config, 50_257).parameters == {
         "embeddings": 50_257 * 768,
@@ -55,7 +65,10 @@ def test_parameters_of_gpt2():
     }
 
 
-@pytest.mark.parametrize(("name", "million"), [("gpt2-124m", 124), ("gpt2-350m", 355), ("gpt2-774m", 774), ("gpt2-1.5b", 1558)])
+@pytest.mark.parametrize(
+    ("name", "million"),
+    [("gpt2-124m", 124), ("gpt2-350m", 355), ("gpt2-774m", 774), ("gpt2-1.5b", 1558)],
+)
 def test_presets_are_of_gpt2s_sizes(name, million):
     config = GPT2[name][1]
     with torch.device("meta"):
@@ -69,7 +82,14 @@ def test_presets_are_of_gpt2s_sizes(name, million):
     "options",
     [
         {},
-        {"tie_embeddings": False, "bias": False, "positions": "rotary", "qk_norm": True, "norm": "rmsnorm", "mlp": "swiglu"},
+        {
+            "tie_embeddings": False,
+            "bias": False,
+            "positions": "rotary",
+            "qk_norm": True,
+            "norm": "rmsnorm",
+            "mlp": "swiglu",
+        },
         {"n_layer": 5, "positions": "sinusoidal", "mlp": "relu2", "bigrams": 7},
     ],
 )
@@ -78,7 +98,9 @@ def test_parts_sum_to_the_model(options):
     plan = make_plan(config, 50)
     model = GPT(config.model, 50)
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
-    assert plan.parameters["norms"] == sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+    assert plan.parameters["norms"] == sum(
+        p.numel() for name, p in model.named_parameters() if "norm" in name
+    )
     assert plan.parameters["embeddings"] == (50 + config.model.bigrams) * config.model.d_model
     assert bool(plan.parameters["unembedding"]) != config.model.tie_embeddings
     assert plan.flops_per_token == runtime.flops_per_token(model)
@@ -89,11 +111,14 @@ def test_parts_sum_to_the_model(options):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_activations_are_what_autograd_saves(precision, attention, recompute, dropout):
-    """Between the passes there are the tensors saved for backward, and beside them at most the stream that goes to the output
-    matrix, tokens and positions; under autocast bfloat16 biases; with checkpointing, whose own hooks keep the blocks' inputs,
-    those and its copies of the random state (5,056 bytes a block).
+    """Between the passes there are the tensors saved for backward, and beside them at most the
+    stream that goes to the output matrix, tokens and positions; under autocast bfloat16 biases;
+    with checkpointing, whose own hooks keep the blocks' inputs, those and its copies of the random
+    state (5,056 bytes a block).
     """
-    config = small(precision=precision, attention=attention, recompute=recompute, dropout=dropout, n_layer=5)
+    config = small(
+        precision=precision, attention=attention, recompute=recompute, dropout=dropout, n_layer=5
+    )
     model = GPT(config.model, 50, runtime.ATTENTION[attention])
     if recompute:
         runtime.recompute_blocks(model)
@@ -105,14 +130,23 @@ def test_activations_are_what_autograd_saves(precision, attention, recompute, dr
         return tensor
 
     tokens = torch.randint(50, (3, 32))
-    with runtime.autocast("cpu", precision), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        runtime.autocast("cpu", precision),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         features = model.features(tokens)
-    real = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
-    kept = counted(precision=precision, attention=attention, recompute=recompute, dropout=dropout, n_layer=5)[1]
+    real = sum(
+        tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights
+    )
+    kept = counted(
+        precision=precision, attention=attention, recompute=recompute, dropout=dropout, n_layer=5
+    )[1]
     planned = kept["activations"] + kept["weights as autocast copies them"]
     beside = features.numel() * 4 + tokens.numel() * 8 + 40 * 8
     if precision == "bfloat16":
-        beside += 2 * sum(p.numel() for name, p in model.named_parameters() if p.ndim == 1 and "norm" not in name)
+        beside += 2 * sum(
+            p.numel() for name, p in model.named_parameters() if p.ndim == 1 and "norm" not in name
+        )
     if recompute:
         beside += 5 * (features.numel() * 4 + 5056)
     assert real <= planned <= real + beside
@@ -126,12 +160,26 @@ def test_activations_are_what_autograd_saves(precision, attention, recompute, dr
         {"attention": "explicit", "dropout": 0.1},
         {"recompute": True, "batch_size": 6},
         {"n_layer": 1},
-        {"optimizer": "muon", "mlp": "swiglu", "tie_embeddings": False, "positions": "rotary", "qk_norm": True, "window": 8},
+        {
+            "optimizer": "muon",
+            "mlp": "swiglu",
+            "tie_embeddings": False,
+            "positions": "rotary",
+            "qk_norm": True,
+            "window": 8,
+        },
     ],
 )
 def test_bytes_are_those_of_a_real_step_at_full_depth(options, precision, monkeypatch):
-    """Two and three blocks on fake tensors, extrapolated, against all blocks on real ones, at every moment, to the byte."""
-    config = runtime.resolve(small(**{"n_layer": 6, "micro_batch_size": 3, "batch_size": 3, "precision": precision} | options))
+    """Two and three blocks on fake tensors, extrapolated, against all blocks on real ones, at every
+    moment, to the byte.
+    """
+    config = runtime.resolve(
+        small(
+            **{"n_layer": 6, "micro_batch_size": 3, "batch_size": 3, "precision": precision}
+            | options
+        )
+    )
     planned, kept = training_bytes(config, 50)
     monkeypatch.setattr("torch._subclasses.fake_tensor.FakeTensorMode", contextlib.nullcontext)
     real = plans._step_bytes(config, 50, config.model.n_layer)
@@ -142,15 +190,21 @@ def test_bytes_are_those_of_a_real_step_at_full_depth(options, precision, monkey
 
 
 def test_explicit_attention_holds_n_squared():
-    """At twice the context explicit attention keeps four times as much beyond fused, which keeps twice as much, dropout aside."""
+    """At twice the context explicit attention keeps four times as much beyond fused, which keeps
+    twice as much, dropout aside.
+    """
 
     def kept(attention, context_length, dropout=0.0):
-        return counted(attention=attention, context_length=context_length, dropout=dropout)[1]["activations"]
+        return counted(attention=attention, context_length=context_length, dropout=dropout)[1][
+            "activations"
+        ]
 
     def beyond(n):
         return kept("explicit", n) - kept("fused", n)
 
-    assert beyond(64) >= 2 * 3 * 2 * 4 * 64**2  # layers, sequences, heads, bytes: the weights at least
+    assert (
+        beyond(64) >= 2 * 3 * 2 * 4 * 64**2
+    )  # layers, sequences, heads, bytes: the weights at least
     assert beyond(128) == pytest.approx(4 * beyond(64), rel=0.02)
     assert kept("fused", 128) == pytest.approx(2 * kept("fused", 64), rel=0.01)
     squares = kept("fused", 128, 0.1) - 2 * kept("fused", 64, 0.1)  # what is linear cancels
@@ -159,14 +213,18 @@ def test_explicit_attention_holds_n_squared():
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("muon", 1)])
 def test_optimizer_and_checkpoint_copy(optimizer, copies):
-    """AdamW has two moments a weight, Muon one a matrix of the blocks. A copy to be written counts where training goes on."""
+    """AdamW has two moments a weight, Muon one a matrix of the blocks. A copy to be written counts
+    where training goes on.
+    """
     config = small(optimizer=optimizer, n_layer=8, d_model=32, micro_batch_size=1)
     plan, saving = make_plan(config, 10), make_plan(vary(config, "run", save_every=100), 10)
     matrices = 4 * 8 * (4 * 32 * 32 + 8 * 32 * 32)
     rest = 4 * sum(plan.parameters.values()) - matrices
     state = copies * matrices + 2 * rest
     n_tensor = 8 * 16 + 4
-    assert state <= training_bytes(plan.config, 10)[1]["optimizer"] <= state + 4 * n_tensor  # AdamW counts its steps, in float32
+    assert (
+        state <= training_bytes(plan.config, 10)[1]["optimizer"] <= state + 4 * n_tensor
+    )  # AdamW counts its steps, in float32
     written = saving.memory["checkpoint being written"]
     assert state + matrices + rest <= written <= state + matrices + rest + 4 * n_tensor
     assert saving.peak > plan.peak
@@ -190,7 +248,9 @@ def with_limit(monkeypatch, limit):
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
+        ),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError("std::bad_alloc"),
         OSError(12, "Cannot allocate memory"),
@@ -199,7 +259,10 @@ def with_limit(monkeypatch, limit):
 @pytest.mark.parametrize("size", [6, 4, 1])
 def test_advice_names_the_largest_divisor_that_fits(error, size, monkeypatch):
     config = small()
-    with_limit(monkeypatch, int(make_plan(vary(config, "optim", micro_batch_size=size), 50).peak / plans.FITS) + 2)
+    with_limit(
+        monkeypatch,
+        int(make_plan(vary(config, "optim", micro_batch_size=size), 50).peak / plans.FITS) + 2,
+    )
     assert plans.out_of_memory_advice(error, config, 50) == (
         f"out of memory at micro_batch_size 12; --micro-batch-size {size} should fit and keeps batch_size 12 "
         f"({12 // size} accumulation steps)"
@@ -215,15 +278,21 @@ def test_advice_counts_one_process_share(monkeypatch):
 
 def test_advice_beyond_the_micro_batch(monkeypatch):
     config = small(micro_batch_size=1, n_layer=12, context_length=128, attention="explicit")
-    plain, thrifty = (make_plan(vary(config, "run", recompute=again), 50).peak for again in (False, True))
+    plain, thrifty = (
+        make_plan(vary(config, "run", recompute=again), 50).peak for again in (False, True)
+    )
     assert thrifty < plain
     with_limit(monkeypatch, int((plain + thrifty) / 2 / plans.FITS))
-    assert "--recompute --micro-batch-size 1 should fit" in plans.out_of_memory_advice(MemoryError(), config, 50)
+    assert "--recompute --micro-batch-size 1 should fit" in plans.out_of_memory_advice(
+        MemoryError(), config, 50
+    )
     with_limit(monkeypatch, 1)
     assert "smaller model" in plans.out_of_memory_advice(MemoryError(), config, 50)
 
 
-@pytest.mark.parametrize("error", [ValueError("out of memory"), RuntimeError("shapes differ"), OSError(28, "full")])
+@pytest.mark.parametrize(
+    "error", [ValueError("out of memory"), RuntimeError("shapes differ"), OSError(28, "full")]
+)
 def test_other_errors_get_no_advice(error):
     assert plans.out_of_memory_advice(error, small(), 50) is None
 
@@ -245,7 +314,9 @@ def test_advice_frees_what_the_failed_call_held():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's tables")
 def test_a_real_failure_under_a_limit():
-    """`ulimit -v` leaves 600 MiB: the allocation of a whole batch fails for real, and what is advised fits in what is left."""
+    """`ulimit -v` leaves 600 MiB: the allocation of a whole batch fails for real, and what is
+    advised fits in what is left.
+    """
     code = """
 import re, resource, sys
 sys.path.insert(0, "tests")
@@ -269,7 +340,9 @@ size = int(re.search(r"--micro-batch-size (\\d+)", advice).group(1))
 assert size < 128 and 128 % size == 0
 step(size)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.startswith("out of memory at micro_batch_size 128; --micro-batch-size ")
 
@@ -289,7 +362,9 @@ def test_report(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = small(data="data/prepared/novels-gpt2", stop_at=7, batch_size=6, micro_batch_size=3)
     text = plans.report(config)
-    assert "step        micro-batch 3 x accumulation 2 x processes 1 x context 32 = 192 tokens" in text
+    assert (
+        "step        micro-batch 3 x accumulation 2 x processes 1 x context 32 = 192 tokens" in text
+    )
     assert "run         7 steps of adamw = 1,344 tokens\n" in text
     assert "50,257 ids assumed" in text
     assert text.endswith(preparing_command("data/prepared/novels-gpt2"))
@@ -297,7 +372,9 @@ def test_report(monkeypatch, tmp_path):
     assert "tokens/s" in text
     assert "utilisation" in text
     with_limit(monkeypatch, 1)
-    assert "time        not measured: the run takes more memory than there is" in plans.report(config)
+    assert "time        not measured: the run takes more memory than there is" in plans.report(
+        config
+    )
 
 
 def test_report_reads_the_prepared_data(tmp_path):
@@ -307,7 +384,12 @@ def test_report_reads_the_prepared_data(tmp_path):
     for split, n_token in (("train", 3200), ("val", 320)):
         (tmp_path / f"{split}.bin").write_bytes(bytes(2 * n_token))
         splits[split] = {"tokens": n_token, "bytes": n_token, "documents": 1, "sha256": ""}
-    info = {"format": 1, "tokenizer": CharTokenizer("abc").spec(), "dtype": "uint16", "splits": splits}
+    info = {
+        "format": 1,
+        "tokenizer": CharTokenizer("abc").spec(),
+        "dtype": "uint16",
+        "splits": splits,
+    }
     (tmp_path / "dataset.json").write_text(json.dumps(info))
     text = plans.report(small(data=str(tmp_path), stop_at=33))
     assert "with 3 ids" in text
@@ -316,14 +398,20 @@ def test_report_reads_the_prepared_data(tmp_path):
 
 
 def test_time_is_that_of_all_micro_batches(monkeypatch):
-    """By a clock on which forward, backward and update take a second each: 16 micro-batches of 4 are 16 x 2 s and an update."""
+    """By a clock on which forward, backward and update take a second each: 16 micro-batches of 4
+    are 16 x 2 s and an update.
+    """
     ticks = itertools.count()
     monkeypatch.setattr(plans.time, "perf_counter", lambda: float(next(ticks)))
-    times = plans.time_steps(make_plan(small(batch_size=64, micro_batch_size=4, eval_batches=3), 50))
+    times = plans.time_steps(
+        make_plan(small(batch_size=64, micro_batch_size=4, eval_batches=3), 50)
+    )
     assert times["rows"] == 4
     assert times["step"] == 16 * 2 + 1
     assert times["evaluation"] == 2 * 3 * 64 / 4  # both splits
-    assert times["rate"] == pytest.approx(3 * 2 * 128**3)  # three products a second: no wider ones are tried
+    assert times["rate"] == pytest.approx(
+        3 * 2 * 128**3
+    )  # three products a second: no wider ones are tried
 
 
 def test_what_takes_too_long_is_not_timed(monkeypatch):
@@ -343,9 +431,15 @@ def test_what_takes_too_long_is_not_timed(monkeypatch):
     ],
 )
 def test_it_says_where_fused_attention_holds_the_weights(options, holds):
-    """And so it is: 2 bytes a weight at least, of 2 layers, 2 heads and 3 rows, are kept for the backward pass, or not."""
-    assert ("fused attention holds the n^2 weights" in plans.describe(make_plan(small(**options), 50))) == holds
-    assert (counted(**options)[1]["activations"] > 2 * 2 * 2 * 3 * options["context_length"] ** 2) == holds
+    """And so it is: 2 bytes a weight at least, of 2 layers, 2 heads and 3 rows, are kept for the
+    backward pass, or not.
+    """
+    assert (
+        "fused attention holds the n^2 weights" in plans.describe(make_plan(small(**options), 50))
+    ) == holds
+    assert (
+        counted(**options)[1]["activations"] > 2 * 2 * 2 * 3 * options["context_length"] ** 2
+    ) == holds
 
 
 def test_the_largest_preset_is_planned_without_its_weights():
@@ -359,7 +453,9 @@ assert "1,557,611,200" in text and "not measured" in text, text
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(peak >> (20 if sys.platform == "darwin" else 10))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) < 1024  # MiB; its weights alone are six times that
 

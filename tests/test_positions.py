@@ -1,4 +1,6 @@
-"""Positions: against the published formulas in plain Python, against transformers, and against what they are for."""
+"""Positions: against the published formulas in plain Python, against transformers, and against what
+they are for.
+"""
 
 import math
 from typing import get_args, get_type_hints
@@ -15,19 +17,26 @@ ULP = 2.0**-24  # unit roundoff of float32
 
 
 def angle_error(position, frequency):
-    """Bound on the error of position * exp(-log(10000) e) in float32: three roundings of the exponent, which exp turns from
-    absolute to relative, and three more, of exp and the product.
+    """Bound on the error of position * exp(-log(10000) e) in float32: three roundings of the
+    exponent, which exp turns from absolute to relative, and three more, of exp and the product.
     """
     return position * frequency * (3 * -math.log(frequency) + 3) * ULP
 
 
 def kind(name, **options):
-    return KINDS[name](ModelConfig(**({"n_layer": 1, "n_head": 2, "d_model": 8, "context_length": 16} | options)))
+    return KINDS[name](
+        ModelConfig(**({"n_layer": 1, "n_head": 2, "d_model": 8, "context_length": 16} | options))
+    )
 
 
 def turned(x, positions, **options):
     """x (..., T, K) turned by rotary positions (T,)."""
-    return rotate(x, *kind("rotary", n_head=1, d_model=x.shape[-1], **options).rotation(torch.as_tensor(positions)[None]))
+    return rotate(
+        x,
+        *kind("rotary", n_head=1, d_model=x.shape[-1], **options).rotation(
+            torch.as_tensor(positions)[None]
+        ),
+    )
 
 
 def test_kinds():
@@ -62,14 +71,25 @@ def test_sinusoid_by_hand():
 
 
 def test_sinusoidal_has_the_size_of_the_embeddings():
-    """Sines and cosines have a root mean square of 1 / sqrt(2), embeddings one of 0.02 at the start."""
-    embedded, positions = torch.randn(3, 4, 8), torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8], [2, 3, 4, 5]])
+    """Sines and cosines have a root mean square of 1 / sqrt(2), embeddings one of 0.02 at the
+    start.
+    """
+    embedded, positions = (
+        torch.randn(3, 4, 8),
+        torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8], [2, 3, 4, 5]]),
+    )
     positioned = kind("sinusoidal")
     for given in (positions, positions[:1]):
         expected = embedded + 0.02 * math.sqrt(2) * sinusoid(given, 8)
         assert_close(positioned.add(embedded, given), expected, rtol=0, atol=8 * ULP)
     assert positioned.rotation(positions) is None
-    assert abs(positioned.add(torch.zeros(1, 16, 8), torch.arange(16)[None]).square().mean().sqrt() - 0.02) < 20 * ULP
+    assert (
+        abs(
+            positioned.add(torch.zeros(1, 16, 8), torch.arange(16)[None]).square().mean().sqrt()
+            - 0.02
+        )
+        < 20 * ULP
+    )
     assert positioned.add(embedded.bfloat16(), positions).dtype == torch.bfloat16
 
 
@@ -80,9 +100,13 @@ def test_learned_adds_its_rows():
     embedded, positions = torch.randn(2, 3, 8), torch.tensor([[0, 1, 2], [13, 14, 15]])
     positioned = kind("learned")
     assert positioned.table.weight.shape == (16, 8)
-    expected = torch.stack([embedded[row] + positioned.table.weight[positions[row]] for row in range(2)])
+    expected = torch.stack(
+        [embedded[row] + positioned.table.weight[positions[row]] for row in range(2)]
+    )
     assert torch.equal(positioned.add(embedded, positions), expected)
-    assert torch.equal(positioned.add(embedded, positions[:1])[1], embedded[1] + positioned.table.weight[:3])
+    assert torch.equal(
+        positioned.add(embedded, positions[:1])[1], embedded[1] + positioned.table.weight[:3]
+    )
     assert positioned.rotation(positions) is None
 
 
@@ -103,14 +127,21 @@ def test_only_learned_positions_have_parameters(name):
 
 
 def test_rotation_by_hand():
-    """At d_head = 4 the pairs are (x0, x2), turning by 1 radian a position, and (x1, x3), by 1/100 = 10000^(-2/4)."""
+    """At d_head = 4 the pairs are (x0, x2), turning by 1 radian a position, and (x1, x3), by 1/100
+    = 10000^(-2/4).
+    """
     x = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [1, 2, 3, 4]])
     one, hundredth = (math.cos(1), math.sin(1)), (math.cos(0.01), math.sin(0.01))
     expected = torch.tensor(
         [
             [one[0], hundredth[0], one[1], hundredth[1]],
             [-one[1], -hundredth[1], one[0], hundredth[0]],
-            [one[0] - 3 * one[1], 2 * hundredth[0] - 4 * hundredth[1], 3 * one[0] + one[1], 4 * hundredth[0] + 2 * hundredth[1]],
+            [
+                one[0] - 3 * one[1],
+                2 * hundredth[0] - 4 * hundredth[1],
+                3 * one[0] + one[1],
+                4 * hundredth[0] + 2 * hundredth[1],
+            ],
         ]
     )
     assert_close(turned(x, [1, 1, 1])[0, 0], expected, rtol=0, atol=16 * ULP)
@@ -128,8 +159,9 @@ def test_rotation_keeps_lengths():
 
 
 def test_rotary_scores_depend_on_distance_alone(device):
-    """One query and one key, each at 40 places: the score is the same along every diagonal, and not along rows. Angles, two
-    to a score, are off by `angle_error`, and the rest is a few roundings of a product of two vectors.
+    """One query and one key, each at 40 places: the score is the same along every diagonal, and not
+    along rows. Angles, two to a score, are off by `angle_error`, and the rest is a few roundings of
+    a product of two vectors.
     """
     query, key = torch.randn(16, device=device), torch.randn(16, device=device)
     places = torch.arange(40, device=device)
@@ -154,7 +186,10 @@ def test_rotary_is_llama(device):
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     n_token, d_head = 30, 16
-    query, key = torch.randn(2, 3, n_token, d_head, device=device), torch.randn(2, 3, n_token, d_head, device=device)
+    query, key = (
+        torch.randn(2, 3, n_token, d_head, device=device),
+        torch.randn(2, 3, n_token, d_head, device=device),
+    )
     positions = torch.stack((torch.arange(n_token), torch.arange(5, 5 + n_token))).to(device)
     config = LlamaConfig(hidden_size=3 * d_head, num_attention_heads=3, max_position_embeddings=64)
     assert config.rope_parameters["rope_theta"] == 10_000
@@ -167,7 +202,9 @@ def test_rotary_is_llama(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_rotation_is_rounded_once(dtype):
-    """Computed in float32, or float64 where that is given; the result has the dtype of what is turned."""
+    """Computed in float32, or float64 where that is given; the result has the dtype of what is
+    turned.
+    """
     x = torch.randn(20, 8, dtype=torch.float64).to(dtype)
     cos, sin = kind("rotary", n_head=1).rotation(torch.arange(300, 320)[None])
     assert cos.dtype == sin.dtype == torch.float32

@@ -1,4 +1,6 @@
-"""The command from text to files: what it writes, what it prints, what it refuses, and what an interruption leaves."""
+"""The command from text to files: what it writes, what it prints, what it refuses, and what an
+interruption leaves.
+"""
 
 import hashlib
 import json
@@ -26,13 +28,22 @@ POEM = "Shall I compare thee to a summer's day?\nThou art more lovely and more t
 
 def command(*arguments, **environment) -> tuple[list[str], dict]:
     line = [sys.executable, "-m", "data.prepare", *map(str, arguments)]
-    return line, {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    return line, {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **environment,
+    }
 
 
 def run(*arguments, code=0, cwd=ROOT, stdin=b"", **environment) -> str:
-    """Run the command; its standard output, or its standard error where it must fail (which is then short, and no traceback)."""
+    """Run the command; its standard output, or its standard error where it must fail (which is then
+    short, and no traceback).
+    """
     line, environment = command(*arguments, **environment)
-    result = subprocess.run(line, cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=120, check=False)
+    result = subprocess.run(
+        line, cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=120, check=False
+    )
     error = result.stderr.decode()
     assert result.returncode == code, error
     if code == 0:
@@ -58,7 +69,9 @@ def load(folder) -> tuple[dict, np.ndarray, np.ndarray]:
         assert split["tokens"] == len(tokens)
         assert split["bytes"] == lengths[tokens].sum()
         assert split["sha256"] == hashlib.sha256((folder / f"{name}.bin").read_bytes()).hexdigest()
-    assert dataset["separators"] == sum(int((tokens == separator).sum()) for tokens in ids if separator is not None)
+    assert dataset["separators"] == sum(
+        int((tokens == separator).sum()) for tokens in ids if separator is not None
+    )
     return dataset, *ids
 
 
@@ -89,9 +102,15 @@ def test_tinyshakespeare_characters_split_as_everywhere(tmp_path):
     text = TINY.read_text()
     symbols = sorted(set(text))
     assert (len(symbols), len(train), len(val)) == (65, 1_003_854, 111_540)
-    np.testing.assert_array_equal(np.concatenate([train, val]), [symbols.index(character) for character in text])
+    np.testing.assert_array_equal(
+        np.concatenate([train, val]), [symbols.index(character) for character in text]
+    )
     assert dataset["sources"] == [
-        {"name": "tinyshakespeare.txt", "bytes": 1_115_394, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        {
+            "name": "tinyshakespeare.txt",
+            "bytes": 1_115_394,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
     ]
     assert printed.splitlines()[:-2] == [
         "corpus: tinyshakespeare.txt",
@@ -113,7 +132,14 @@ def test_one_document_with_every_tokenizer(tokenizer, tmp_path):
     text = TINY.read_text() + "caf\u00e9 <|endoftext|> \U0001f600\n"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     cache = str(SHARED / "tiktoken_cache")
-    printed = run(tmp_path / "text.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out", TIKTOKEN_CACHE_DIR=cache)
+    printed = run(
+        tmp_path / "text.txt",
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        tmp_path / "out",
+        TIKTOKEN_CACHE_DIR=cache,
+    )
     dataset, train, val = load(tmp_path / "out")
     ids = np.concatenate([train, val])
     rebuilt = load_tokenizer(dataset["tokenizer"])
@@ -122,11 +148,14 @@ def test_one_document_with_every_tokenizer(tokenizer, tmp_path):
     assert len(train) == int(0.9 * len(ids))
     assert rebuilt.vocab_size == {"byte": 256, "bpe": 4096, "gpt2": 50_257}[tokenizer]
     assert f"characters per token: {len(text) / len(ids):.2f}\n" in printed
-    assert dataset["splits"]["train"]["bytes"] + dataset["splits"]["val"]["bytes"] == len(text.encode())
+    assert dataset["splits"]["train"]["bytes"] + dataset["splits"]["val"]["bytes"] == len(
+        text.encode()
+    )
 
 
 @pytest.mark.parametrize(
-    ("val_fraction", "n", "n_train"), [("0.1", 1000, 900), ("0.9", 10, 1), ("0.3", 10, 7), ("0.05", 101, 95), ("0.35", 20, 13)]
+    ("val_fraction", "n", "n_train"),
+    [("0.1", 1000, 900), ("0.9", 10, 1), ("0.3", 10, 7), ("0.05", 101, 95), ("0.35", 20, 13)],
 )
 def test_the_split_is_exact_in_decimals(val_fraction, n, n_train, tmp_path):
     assert int((1 - 0.9) * 10) == 0  # what floats make of the second case
@@ -184,7 +213,9 @@ def test_tokens_do_not_depend_on_batches_or_cores(tokenizer, tmp_path, monkeypat
         monkeypatch.setattr("data.tokenizer.cpu_cores", lambda cores=cores: cores)
         out = tmp_path / str(chunk)
         size = 400 if tokenizer == "bpe" else 4096
-        prepare_module.prepare(prepare_module.Options((str(tmp_path / "text.txt"),), tokenizer, size, out=out))
+        prepare_module.prepare(
+            prepare_module.Options((str(tmp_path / "text.txt"),), tokenizer, size, out=out)
+        )
         outputs.append(load(out))
     assert outputs[0][0]["tokenizer"] == outputs[1][0]["tokenizer"]
     np.testing.assert_array_equal(outputs[0][1], outputs[1][1])
@@ -194,7 +225,9 @@ def test_tokens_do_not_depend_on_batches_or_cores(tokenizer, tmp_path, monkeypat
 def test_a_vocabulary_over_65536_is_stored_in_four_bytes(tmp_path):
     symbols = "".join(chr(code) for code in range(0x20, 0x11000) if not 0xD800 <= code < 0xE000)
     (tmp_path / "wide.txt").write_text(symbols, encoding="utf-8", newline="")
-    assert "67,552 ids (char), stored as uint32" in run(tmp_path / "wide.txt", "--out", tmp_path / "out")
+    assert "67,552 ids (char), stored as uint32" in run(
+        tmp_path / "wide.txt", "--out", tmp_path / "out"
+    )
     _, train, val = load(tmp_path / "out")
     np.testing.assert_array_equal(np.concatenate([train, val]), np.arange(len(symbols)))
 
@@ -233,7 +266,15 @@ def test_validation_takes_the_smallest_when_all_are_too_large():
 
 def test_standard_input_under_the_c_locale(tmp_path):
     text = "\ufeffcaf\u00e9\r\n\u4e2d\u6587\r" * 20
-    printed = run("-", "--out", tmp_path / "out", stdin=text.encode(), LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    printed = run(
+        "-",
+        "--out",
+        tmp_path / "out",
+        stdin=text.encode(),
+        LC_ALL="C",
+        PYTHONUTF8="0",
+        PYTHONCOERCECLOCALE="0",
+    )
     dataset, train, val = load(tmp_path / "out")
     expected = text.replace("\r\n", "\n").replace("\r", "\n")[1:]  # the marks inside are characters
     assert load_tokenizer(dataset["tokenizer"]).decode([*train, *val]) == expected
@@ -241,7 +282,11 @@ def test_standard_input_under_the_c_locale(tmp_path):
     assert "byte-order marks dropped: 1" in printed
     assert "line ends (CRLF or CR) made \\n: 40" in printed
     assert dataset["sources"] == [
-        {"name": "stdin", "bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        {
+            "name": "stdin",
+            "bytes": len(text.encode()),
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
     ]
 
 
@@ -255,7 +300,10 @@ def test_a_file_named_in_any_alphabet_under_the_c_locale(tmp_path):
 def test_the_default_folder_is_named_after_corpus_and_tokenizer(poem, tmp_path):
     printed = run(poem.name, "--tokenizer", "byte", cwd=tmp_path)
     load(tmp_path / "data" / "prepared" / "poem-byte")
-    assert "next: python train.py shakespeare-char --data data/prepared/poem-byte --out runs/poem-byte" in printed
+    assert (
+        "next: python train.py shakespeare-char --data data/prepared/poem-byte --out runs/poem-byte"
+        in printed
+    )
 
 
 def test_hyphen_and_underscore_are_one(poem, tmp_path):
@@ -267,7 +315,12 @@ def test_hyphen_and_underscore_are_one(poem, tmp_path):
 def test_help_needs_no_heavy_import():
     code = "import sys, data.prepare; print({'torch', 'numpy', 'tiktoken', 'rustbpe', 'pyarrow'} & set(sys.modules))"
     _, environment = command()
-    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout == b"set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+        ).stdout
+        == b"set()\n"
+    )
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------------
@@ -278,7 +331,11 @@ def test_help_needs_no_heavy_import():
     [
         (b"", [], "no text in 0 bytes"),
         (b"\n \n", [], "only white space (3 characters)"),
-        (b"a", [], "too small: 1 characters in 1 document(s) make 0 tokens for training and 1 for validation"),
+        (
+            b"a",
+            [],
+            "too small: 1 characters in 1 document(s) make 0 tokens for training and 1 for validation",
+        ),
         (b"one line", [], "too small"),
         (b"ab" * 50, ["--val-fraction", "1"], "--val-fraction 1.0"),
         (b"ab" * 50, ["--val-fraction", "0"], "--val-fraction 0.0"),
@@ -298,7 +355,9 @@ def test_refused(content, options, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["poem.txt", "docs.jsonl"])
-def test_a_corpus_that_changes_while_it_is_read_is_refused(name, poem, documents, tmp_path, monkeypatch):
+def test_a_corpus_that_changes_while_it_is_read_is_refused(
+    name, poem, documents, tmp_path, monkeypatch
+):
     path, original = tmp_path / name, prepare_module.make_tokenizer
 
     def survey_then_change(*arguments):
@@ -314,12 +373,19 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(name, poem, documents
 
 
 def test_a_full_disk_ends_in_one_line(poem, tmp_path):
-    resource = pytest.importorskip("resource")  # a limit on the size of files stands for the full disk
+    resource = pytest.importorskip(
+        "resource"
+    )  # a limit on the size of files stands for the full disk
     line, environment = command(poem, "--out", tmp_path / "out")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # noqa: E731
-    result = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, preexec_fn=limit, check=False)
+    result = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, preexec_fn=limit, check=False
+    )
     assert result.returncode == 1
-    assert result.stderr.decode() == f"error: cannot write {tmp_path / 'out'}: File too large; nothing was kept\n"
+    assert (
+        result.stderr.decode()
+        == f"error: cannot write {tmp_path / 'out'}: File too large; nothing was kept\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["poem.txt"]
 
 
@@ -339,7 +405,9 @@ def test_prepared_twice_is_prepared_once(poem, tmp_path):
 def test_a_folder_with_other_content_is_replaced_only_when_told(poem, tmp_path):
     out = tmp_path / "out"
     run(poem, "--out", out)
-    assert "tokenizer 'char', not 'byte'; seed 1337, not 7" in run(poem, "--out", out, "--tokenizer", "byte", "--seed", 7, code=2)
+    assert "tokenizer 'char', not 'byte'; seed 1337, not 7" in run(
+        poem, "--out", out, "--tokenizer", "byte", "--seed", 7, code=2
+    )
     poem.write_text(POEM.replace("Shall", "Shalt"))
     assert "other source text" in run(poem, "--out", out, code=2)
     run(poem, "--out", out, "--overwrite")
@@ -351,10 +419,14 @@ def test_a_damaged_or_older_folder_is_not_taken_for_prepared(poem, tmp_path):
     out = tmp_path / "out"
     run(poem, "--out", out)
     os.truncate(out / "val.bin", 10)
-    assert re.search("val.bin has 10 bytes, dataset.json says .*--overwrite", run(poem, "--out", out, code=2))
+    assert re.search(
+        "val.bin has 10 bytes, dataset.json says .*--overwrite", run(poem, "--out", out, code=2)
+    )
     dataset = json.loads((out / "dataset.json").read_text())
     (out / "dataset.json").write_text(json.dumps({**dataset, "format": 0}))
-    assert re.search("in format 0, this version reads 1: .*--overwrite", run(poem, "--out", out, code=2))
+    assert re.search(
+        "in format 0, this version reads 1: .*--overwrite", run(poem, "--out", out, code=2)
+    )
     run(poem, "--out", out, "--overwrite")
     load(out)
 
@@ -384,7 +456,9 @@ def test_a_failed_replacement_puts_the_old_folder_back(poem, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "rename", refuse_new)
     with pytest.raises(prepare_module.MachineError, match="No space left"):
-        prepare_module.prepare(prepare_module.Options((str(poem),), "byte", out=out, overwrite=True))
+        prepare_module.prepare(
+            prepare_module.Options((str(poem),), "byte", out=out, overwrite=True)
+        )
     assert load(out)[0] == before
     assert not list(tmp_path.glob("out.*"))
 
@@ -396,7 +470,9 @@ def test_what_does_not_reach_the_disk_is_not_kept(poem, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(prepare_module.MachineError, match="No space left on device; nothing was kept"):
+    with pytest.raises(
+        prepare_module.MachineError, match="No space left on device; nothing was kept"
+    ):
         prepare_module.prepare(prepare_module.Options((str(poem),), "byte", out=tmp_path / "out"))
     assert not list(tmp_path.glob("out*"))
 
@@ -413,14 +489,18 @@ def test_an_empty_folder_is_used_and_a_file_is_not(poem, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX knows them")
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
 def test_an_interrupted_prepare_leaves_nothing_that_looks_whole(how, code, tmp_path):
     big, out = tmp_path / "big.txt", tmp_path / "out"
     with big.open("w") as file:
         for _ in range(60):
             file.write(POEM * 1000)  # 98 MB
     line, environment = command(big, "--out", out)
-    process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 30
     while not list(tmp_path.glob("out.partial-*/new/train.bin")) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -433,6 +513,8 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_whole(how, code, tmp_p
     assert len(leftovers) == (how == signal.SIGKILL)
     assert not any(path.is_file() for path in tmp_path.glob("*/dataset.json"))
     big.write_text(POEM)
-    assert all(f"left by one that was killed: {path}" in run(big, "--out", out) for path in leftovers)
+    assert all(
+        f"left by one that was killed: {path}" in run(big, "--out", out) for path in leftovers
+    )
     run(big, "--out", out)
     load(out)

@@ -1,4 +1,5 @@
-"""N steps straight, and N steps in parts, are the same to the last bit: weights, moments, log, samples.
+"""N steps straight, and N steps in parts, are the same to the last bit: weights, moments, log,
+samples.
 
 Eight configurations in which any two of five choices meet in all four combinations.
 """
@@ -8,7 +9,15 @@ from itertools import combinations
 
 import pytest
 import torch
-from helpers import assert_same_run, losses, make_config, nonsense, read_records, train_here, write_corpus
+from helpers import (
+    assert_same_run,
+    losses,
+    make_config,
+    nonsense,
+    read_records,
+    train_here,
+    write_corpus,
+)
 
 from training.checkpoint import load
 
@@ -29,7 +38,12 @@ def no_picture(monkeypatch):
 def in_parts(data, folder, stops, **fields):
     """Train up to each of `stops`, each time from what the folder holds, then to the end."""
     for stop in (*stops, 0):
-        assert train_here(make_config(data, folder, max_steps=STEPS, resume=True, stop_at=stop, **fields)) == 0
+        assert (
+            train_here(
+                make_config(data, folder, max_steps=STEPS, resume=True, stop_at=stop, **fields)
+            )
+            == 0
+        )
         assert load(folder / "checkpoint.pt").step == (stop or STEPS)
 
 
@@ -52,13 +66,22 @@ def test_any_two_choices_meet():
 
 @pytest.mark.parametrize(("dropout", "precision", "optimizer", "micro", "attention"), MATRIX)
 def test_matrix(tmp_path, data, dropout, precision, optimizer, micro, attention):
-    fields = {"dropout": dropout, "precision": precision, "optimizer": optimizer, "micro_batch_size": micro}
+    fields = {
+        "dropout": dropout,
+        "precision": precision,
+        "optimizer": optimizer,
+        "micro_batch_size": micro,
+    }
     fields |= {"attention": attention, "eval_every": 2, "save_every": 3}
     assert train_here(make_config(data, tmp_path / "straight", max_steps=STEPS, **fields)) == 0
-    in_parts(data, tmp_path / "parts", [3, 4], **fields)  # at a save, and between an evaluation and a save
+    in_parts(
+        data, tmp_path / "parts", [3, 4], **fields
+    )  # at a save, and between an evaluation and a save
     assert_same_run(tmp_path / "straight", tmp_path / "parts")
     first = losses(tmp_path / "straight")
-    assert len(set(first.values())) == STEPS  # something was learned: the comparison is of something
+    assert (
+        len(set(first.values())) == STEPS
+    )  # something was learned: the comparison is of something
 
 
 @pytest.mark.parametrize("stop", range(1, STEPS))
@@ -70,15 +93,29 @@ def test_at_any_step(tmp_path, data, stop):
 
 
 def test_at_every_step(tmp_path, data):
-    fields = {"dropout": 0.1, "optimizer": "muon", "n_layer": 2, "positions": "rotary", "tie_embeddings": False}
+    fields = {
+        "dropout": 0.1,
+        "optimizer": "muon",
+        "n_layer": 2,
+        "positions": "rotary",
+        "tie_embeddings": False,
+    }
     assert train_here(make_config(data, tmp_path / "straight", max_steps=STEPS, **fields)) == 0
     in_parts(data, tmp_path / "parts", range(1, STEPS), **fields)
     assert_same_run(tmp_path / "straight", tmp_path / "parts")
 
 
 def test_from_an_older_checkpoint(tmp_path, data, monkeypatch):
-    """As after a kill: log, samples and best.pt are ahead of checkpoint.pt, and are brought back."""
-    fields = {"dropout": 0.1, "eval_every": 1, "save_every": 3, "probe_tokens": 8, "max_steps": STEPS}
+    """As after a kill: log, samples and best.pt are ahead of checkpoint.pt, and are brought
+    back.
+    """
+    fields = {
+        "dropout": 0.1,
+        "eval_every": 1,
+        "save_every": 3,
+        "probe_tokens": 8,
+        "max_steps": STEPS,
+    }
     assert train_here(make_config(data, tmp_path / "straight", **fields)) == 0
     assert train_here(make_config(data, tmp_path / "killed", stop_at=3, **fields)) == 0
     older = (tmp_path / "killed" / "checkpoint.pt").read_bytes()
@@ -94,11 +131,30 @@ def test_from_an_older_checkpoint(tmp_path, data, monkeypatch):
 
 
 def test_free_fields_change_no_step(tmp_path, data):
-    """Logging, evaluating and saving otherwise from step 4 on: the losses of the steps are the same."""
+    """Logging, evaluating and saving otherwise from step 4 on: the losses of the steps are the
+    same.
+    """
     assert train_here(make_config(data, tmp_path / "straight", max_steps=STEPS, dropout=0.1)) == 0
-    assert train_here(make_config(data, tmp_path / "other", max_steps=STEPS, dropout=0.1, stop_at=4)) == 0
-    changes = {"log_every": 2, "eval_every": 5, "eval_batches": 1, "save_every": 1, "sample_tokens": 0, "recompute": True}
-    assert train_here(make_config(data, tmp_path / "other", max_steps=STEPS, dropout=0.1, resume=True, **changes)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "other", max_steps=STEPS, dropout=0.1, stop_at=4))
+        == 0
+    )
+    changes = {
+        "log_every": 2,
+        "eval_every": 5,
+        "eval_batches": 1,
+        "save_every": 1,
+        "sample_tokens": 0,
+        "recompute": True,
+    }
+    assert (
+        train_here(
+            make_config(
+                data, tmp_path / "other", max_steps=STEPS, dropout=0.1, resume=True, **changes
+            )
+        )
+        == 0
+    )
     expected = losses(tmp_path / "straight")
     assert losses(tmp_path / "other") == {step: expected[step] for step in (1, 2, 3, 4, 6, 7)}
     a, b = (load(tmp_path / name / "checkpoint.pt").model for name in ("straight", "other"))
@@ -110,25 +166,47 @@ def test_another_micro_batch_is_said_and_exact_to_rounding(tmp_path, data, capsy
     assert train_here(make_config(data, tmp_path / "straight", max_steps=STEPS)) == 0
     assert train_here(make_config(data, tmp_path / "other", max_steps=STEPS, stop_at=4)) == 0
     assert "micro_batch_size changed" not in capsys.readouterr().out
-    assert train_here(make_config(data, tmp_path / "other", max_steps=STEPS, resume=True, micro_batch_size=1)) == 0
-    assert "micro_batch_size changed since the checkpoint: the same run but for rounding" in capsys.readouterr().out
+    assert (
+        train_here(
+            make_config(data, tmp_path / "other", max_steps=STEPS, resume=True, micro_batch_size=1)
+        )
+        == 0
+    )
+    assert (
+        "micro_batch_size changed since the checkpoint: the same run but for rounding"
+        in capsys.readouterr().out
+    )
     expected = losses(tmp_path / "straight")
     assert losses(tmp_path / "other") == pytest.approx(expected, abs=3 * 16 * 2**-24)
 
 
 def test_another_micro_batch_draws_other_masks(tmp_path, data, capsys):
-    assert train_here(make_config(data, tmp_path / "r", max_steps=STEPS, dropout=0.1, stop_at=4)) == 0
-    config = make_config(data, tmp_path / "r", max_steps=STEPS, dropout=0.1, resume=True, micro_batch_size=1)
+    assert (
+        train_here(make_config(data, tmp_path / "r", max_steps=STEPS, dropout=0.1, stop_at=4)) == 0
+    )
+    config = make_config(
+        data, tmp_path / "r", max_steps=STEPS, dropout=0.1, resume=True, micro_batch_size=1
+    )
     assert train_here(config) == 0
     assert "other dropout masks of the same law" in capsys.readouterr().out
 
 
 def test_attention_may_be_exchanged(tmp_path, data, capsys):
     assert train_here(make_config(data, tmp_path / "r", max_steps=STEPS, stop_at=4)) == 0
-    assert train_here(make_config(data, tmp_path / "r", max_steps=STEPS, resume=True, attention="explicit")) == 0
-    assert "attention changed since the checkpoint: the same run but for rounding" in capsys.readouterr().out
+    assert (
+        train_here(
+            make_config(data, tmp_path / "r", max_steps=STEPS, resume=True, attention="explicit")
+        )
+        == 0
+    )
+    assert (
+        "attention changed since the checkpoint: the same run but for rounding"
+        in capsys.readouterr().out
+    )
     assert train_here(make_config(data, tmp_path / "straight", max_steps=STEPS)) == 0
-    assert losses(tmp_path / "r") == pytest.approx(losses(tmp_path / "straight"), abs=3 * 16 * 2**-24)
+    assert losses(tmp_path / "r") == pytest.approx(
+        losses(tmp_path / "straight"), abs=3 * 16 * 2**-24
+    )
 
 
 def test_the_log_names_each_step_once(tmp_path, data):
@@ -140,11 +218,29 @@ def test_the_log_names_each_step_once(tmp_path, data):
 @pytest.mark.drill
 @pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "float32"), ("muon", "bfloat16")])
 def test_compiled(tmp_path, data, optimizer, precision, capsys):
-    fields = {"compile": "on", "optimizer": optimizer, "precision": precision, "dropout": 0.1, "max_steps": STEPS}
+    fields = {
+        "compile": "on",
+        "optimizer": optimizer,
+        "precision": precision,
+        "dropout": 0.1,
+        "max_steps": STEPS,
+    }
     config = make_config(data, tmp_path / "straight", **fields)
     assert train_here(config) == 0
-    assert train_here(dataclasses.replace(config, run=dataclasses.replace(config.run, out=str(tmp_path / "again")))) == 0
+    assert (
+        train_here(
+            dataclasses.replace(
+                config, run=dataclasses.replace(config.run, out=str(tmp_path / "again"))
+            )
+        )
+        == 0
+    )
     assert_same_run(tmp_path / "straight", tmp_path / "again")
-    in_parts(data, tmp_path / "parts", [3], **{name: value for name, value in fields.items() if name != "max_steps"})
+    in_parts(
+        data,
+        tmp_path / "parts",
+        [3],
+        **{name: value for name, value in fields.items() if name != "max_steps"},
+    )
     assert_same_run(tmp_path / "straight", tmp_path / "parts")
     assert "going on without" not in capsys.readouterr().err

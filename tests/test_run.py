@@ -1,4 +1,6 @@
-"""The run folder, what may change when a run goes on, and the few pure functions around the loop."""
+"""The run folder, what may change when a run goes on, and the few pure functions around the
+loop.
+"""
 
 import dataclasses
 import json
@@ -19,15 +21,59 @@ from training.checkpoint import load
 
 FREE = {
     "data": "elsewhere",
-    **{"micro_batch_size": 2, "out": "other", "eval_every": 7, "eval_batches": 7, "save_every": 7, "log_every": 7},
-    **{"sample_tokens": 7, "probe_tokens": 7, "wandb": True, "resume": True, "init_from": "x", "stop_at": 7, "patience": 7},
+    **{
+        "micro_batch_size": 2,
+        "out": "other",
+        "eval_every": 7,
+        "eval_batches": 7,
+        "save_every": 7,
+        "log_every": 7,
+    },
+    **{
+        "sample_tokens": 7,
+        "probe_tokens": 7,
+        "wandb": True,
+        "resume": True,
+        "init_from": "x",
+        "stop_at": 7,
+        "patience": 7,
+    },
     **{"max_minutes": 7.0, "strategy": "fsdp", "recompute": True, "plan": True},
 }
-ROUNDING = {"device": "mps", "threads": 7, "compile": "on", "attention": "explicit", "deterministic": True}
+ROUNDING = {
+    "device": "mps",
+    "threads": 7,
+    "compile": "on",
+    "attention": "explicit",
+    "deterministic": True,
+}
 MATHEMATICS = {
-    **{"n_layer": 3, "n_head": 4, "d_model": 32, "context_length": 32, "positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu"},
-    **{"qk_norm": True, "zero_init": True, "tie_embeddings": False, "bias": False, "dropout": 0.5, "window": 4, "bigrams": 7},
-    **{"optimizer": "muon", "lr": 7.0, "min_lr": 1e-9, "warmup_steps": 7, "max_steps": 77, "schedule": "linear"},
+    **{
+        "n_layer": 3,
+        "n_head": 4,
+        "d_model": 32,
+        "context_length": 32,
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+    },
+    **{
+        "qk_norm": True,
+        "zero_init": True,
+        "tie_embeddings": False,
+        "bias": False,
+        "dropout": 0.5,
+        "window": 4,
+        "bigrams": 7,
+    },
+    **{
+        "optimizer": "muon",
+        "lr": 7.0,
+        "min_lr": 1e-9,
+        "warmup_steps": 7,
+        "max_steps": 77,
+        "schedule": "linear",
+    },
     **{"batch_size": 8, "beta1": 0.7, "beta2": 0.7, "weight_decay": 0.7, "grad_clip": 7.0},
     **{"seed": 7, "precision": "bfloat16"},
 }
@@ -43,7 +89,11 @@ def data(tmp_path_factory):
 
 
 def test_every_field_is_thought_of():
-    fields = {f.name for section in (SAVED.model, SAVED.data, SAVED.optim, SAVED.run) for f in dataclasses.fields(section)}
+    fields = {
+        f.name
+        for section in (SAVED.model, SAVED.data, SAVED.optim, SAVED.run)
+        for f in dataclasses.fields(section)
+    }
     assert fields == {*FREE, *ROUNDING, *MATHEMATICS, "overwrite"}
 
 
@@ -71,7 +121,12 @@ def test_auto_keeps_what_was_resolved():
 def test_what_was_asked_for_once_is_not_asked_for_again():
     saved = make_config("d", "r", stop_at=5, max_minutes=1.0, overwrite=True)
     merged = runs.merge_on_resume(make_config("d", "r", resume=True), saved)
-    assert (merged.run.stop_at, merged.run.max_minutes, merged.run.overwrite, merged.run.resume) == (0, 0.0, False, True)
+    assert (
+        merged.run.stop_at,
+        merged.run.max_minutes,
+        merged.run.overwrite,
+        merged.run.resume,
+    ) == (0, 0.0, False, True)
 
 
 # --- the folder ---
@@ -94,7 +149,9 @@ def test_a_run_folder_is_not_overwritten_silently(data, ran):
     assert len(list(ran.iterdir())) >= 5
 
 
-@pytest.mark.parametrize("name", ["config.json", "log.jsonl", "checkpoint.pt", "best.pt", "loss.png", "samples.txt"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "log.jsonl", "checkpoint.pt", "best.pt", "loss.png", "samples.txt"]
+)
 def test_any_trace_of_a_run_protects_a_folder(tmp_path, data, name):
     (tmp_path / name).write_text("")
     with pytest.raises(UserError, match="holds a run"):
@@ -127,7 +184,12 @@ def test_other_data_is_refused(tmp_path, ran):
 
 def test_the_same_data_elsewhere_is_accepted(tmp_path, data, ran):
     (tmp_path / "moved").symlink_to(data)
-    assert runs.open_folder(make_config(tmp_path / "moved", ran, resume=True), Dataset(tmp_path / "moved"))[2].step == 8
+    assert (
+        runs.open_folder(
+            make_config(tmp_path / "moved", ran, resume=True), Dataset(tmp_path / "moved")
+        )[2].step
+        == 8
+    )
 
 
 def test_resuming_needs_the_checkpoint_alone(tmp_path, data, ran):
@@ -167,29 +229,47 @@ def build(data, **options):
 
 def test_init_from_takes_weights_alone(tmp_path, data, ran):
     model = build(data)
-    state = runs.starting_state(make_config(data, tmp_path / "r", init_from=str(ran)), Dataset(data), None, model)
+    state = runs.starting_state(
+        make_config(data, tmp_path / "r", init_from=str(ran)), Dataset(data), None, model
+    )
     assert torch.equal(model.norm.weight, load(ran / "best.pt").model["norm.weight"])
-    assert (state.step, state.optimizer, state.best_val_loss, state.counters) == (0, [], float("inf"), {})
+    assert (state.step, state.optimizer, state.best_val_loss, state.counters) == (
+        0,
+        [],
+        float("inf"),
+        {},
+    )
     assert state.dataset == Dataset(data).fingerprint
 
 
 def test_init_from_another_shape(data, ran):
     with pytest.raises(UserError, match="don't fit this model"):
-        runs.starting_state(make_config(data, "r", init_from=str(ran)), Dataset(data), None, build(data, d_model=32))
+        runs.starting_state(
+            make_config(data, "r", init_from=str(ran)), Dataset(data), None, build(data, d_model=32)
+        )
 
 
 def test_init_from_another_alphabet(tmp_path, ran):
     """As many symbols, but others: the weights would fit, and mean nothing."""
-    other = write_corpus(tmp_path / "d", nonsense().translate({ord(c): chr(ord(c) + 500) for c in set(nonsense())}))
+    other = write_corpus(
+        tmp_path / "d", nonsense().translate({ord(c): chr(ord(c) + 500) for c in set(nonsense())})
+    )
     with pytest.raises(UserError, match="tokenizer"):
-        runs.starting_state(make_config(other, "r", init_from=str(ran)), Dataset(other), None, build(other))
+        runs.starting_state(
+            make_config(other, "r", init_from=str(ran)), Dataset(other), None, build(other)
+        )
 
 
 # --- small functions ---
 
 
 def test_dropout_seeds_differ():
-    seeds = {runs.dropout_seed(seed, step, index) for seed in range(5) for step in range(20) for index in range(20)}
+    seeds = {
+        runs.dropout_seed(seed, step, index)
+        for seed in range(5)
+        for step in range(20)
+        for index in range(20)
+    }
     assert len(seeds) == 2000
     assert runs.dropout_seed(2**63 - 1, 10**9, 10**5) < 2**64
     assert runs.dropout_seed(1, 2, 3) == runs.dropout_seed(1, 2, 3)
@@ -211,7 +291,10 @@ def test_what_an_empty_prompt_starts_from(tokenizer, first):
 
 
 def test_the_sample_is_always_drawn_alike(data):
-    model, tokenizer = build(data, dropout=0.5).train(), CharTokenizer(Dataset(data).tokenizer_spec["symbols"])
+    model, tokenizer = (
+        build(data, dropout=0.5).train(),
+        CharTokenizer(Dataset(data).tokenizer_spec["symbols"]),
+    )
     texts = []
     for state in (1, 2):
         torch.manual_seed(state)
@@ -238,7 +321,10 @@ def test_sizes(tmp_path, data):
 def test_tokens_per_step_are_spelt_out(data):
     from training.distributed import Processes
 
-    config, corpus = make_config(data, "runs/x", batch_size=24, micro_batch_size=2, threads=1), Dataset(data)
+    config, corpus = (
+        make_config(data, "runs/x", batch_size=24, micro_batch_size=2, threads=1),
+        Dataset(data),
+    )
     tokenizer = CharTokenizer(corpus.tokenizer_spec["symbols"])
     text = runs.introduce(config, build(data), corpus, tokenizer, None, Processes(0, 3))
     assert "micro-batch 2 x accumulation 4 x processes 3 x context 16 = 384 tokens" in text
@@ -267,8 +353,17 @@ def test_signals_are_remembered_and_the_second_one_ends_at_once():
 
 
 def test_advice_names_the_dials():
-    config = Config(optim=OptimConfig(lr=0.5, warmup_steps=9), run=RunConfig(precision="bfloat16", seed=77))
+    config = Config(
+        optim=OptimConfig(lr=0.5, warmup_steps=9), run=RunConfig(precision="bfloat16", seed=77)
+    )
     text = runs.not_finite(12, config)
-    for word in ("step 12", "seed 77", "--lr (now 0.5)", "--warmup-steps (now 9)", "now bfloat16", "best.pt"):
+    for word in (
+        "step 12",
+        "seed 77",
+        "--lr (now 0.5)",
+        "--warmup-steps (now 9)",
+        "now bfloat16",
+        "best.pt",
+    ):
         assert word in text
     assert len(text.splitlines()) <= 2

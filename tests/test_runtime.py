@@ -1,4 +1,6 @@
-"""What is chosen for a machine, made up by pretending to have it; and that compiling and recomputing change no result."""
+"""What is chosen for a machine, made up by pretending to have it; and that compiling and
+recomputing change no result.
+"""
 
 import dataclasses
 import itertools
@@ -9,7 +11,17 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, command, losses, make_config, nonsense, restored, same_value, train_here, write_corpus
+from helpers import (
+    ROOT,
+    command,
+    losses,
+    make_config,
+    nonsense,
+    restored,
+    same_value,
+    train_here,
+    write_corpus,
+)
 
 from configs import ModelConfig, RunConfig
 from errors import UserError
@@ -20,7 +32,9 @@ from training import runtime
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Pretend to be a machine: CUDA devices of some capability, MPS or not, and what the processor can do."""
+    """Pretend to be a machine: CUDA devices of some capability, MPS or not, and what the processor
+    can do.
+    """
 
     def pretend(cuda=0, capability=(9, 0), mps=False, cpu=(), maker="AMD EPYC"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
@@ -35,7 +49,11 @@ def machine(monkeypatch):
 
 
 def resolved(**fields):
-    return runtime.resolve(make_config("d", "r", **({"device": "auto", "precision": "auto", "compile": "auto"} | fields))).run
+    return runtime.resolve(
+        make_config(
+            "d", "r", **({"device": "auto", "precision": "auto", "compile": "auto"} | fields)
+        )
+    ).run
 
 
 # --- auto ---
@@ -67,7 +85,9 @@ def test_auto(machine, hardware, device, precision):
 
 def test_precision_follows_the_device_asked_for(machine):
     machine(cuda=1, capability=(7, 5), mps=True, cpu=["amx_bf16"])
-    found = {device: resolved(device=device).precision for device in ("cpu", "mps", "cuda", "cuda:0")}
+    found = {
+        device: resolved(device=device).precision for device in ("cpu", "mps", "cuda", "cuda:0")
+    }
     assert found == {"cpu": "bfloat16", "mps": "float32", "cuda": "float16", "cuda:0": "float16"}
 
 
@@ -80,7 +100,10 @@ def test_what_is_set_is_kept(machine):
     assert runtime.resolve(again) == again
 
 
-@pytest.mark.parametrize(("device", "steps", "compiled"), [("cuda", 1000, "on"), ("cuda", 10, "off"), ("cpu", 10**6, "off")])
+@pytest.mark.parametrize(
+    ("device", "steps", "compiled"),
+    [("cuda", 1000, "on"), ("cuda", 10, "off"), ("cpu", 10**6, "off")],
+)
 def test_compile_auto(machine, device, steps, compiled):
     machine(cuda=1)
     assert resolved(device=device, max_steps=steps).compile == compiled
@@ -94,10 +117,14 @@ def test_float16_is_refused_off_cuda(machine, device):
     assert resolved(device="cuda", precision="float16").precision == "float16"
 
 
-@pytest.mark.parametrize(("device", "cuda"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("mps", 0)])
+@pytest.mark.parametrize(
+    ("device", "cuda"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("mps", 0)]
+)
 def test_a_device_that_is_not_there(machine, device, cuda):
     machine(cuda=cuda)
-    with pytest.raises(UserError, match=f"device is {device}, but .* --device auto or cpu") as caught:
+    with pytest.raises(
+        UserError, match=f"device is {device}, but .* --device auto or cpu"
+    ) as caught:
         resolved(device=device)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -142,7 +169,11 @@ def test_autocast(precision):
 
 def small(attend=fused_attention, **options):
     torch.manual_seed(3)
-    return GPT(ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options)), 11, attend)
+    return GPT(
+        ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options)),
+        11,
+        attend,
+    )
 
 
 def gradients(model, seed=4):
@@ -150,7 +181,10 @@ def gradients(model, seed=4):
     torch.manual_seed(seed)
     loss = model(torch.arange(16).view(2, 8) % 11).float().logsumexp(-1).mean()
     loss.backward()
-    return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
+    return {
+        "loss": loss.detach(),
+        **{name: parameter.grad for name, parameter in model.named_parameters()},
+    }
 
 
 @pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
@@ -163,16 +197,25 @@ def test_recomputing_gives_the_same_gradients(attend, dropout, precision):
         if recompute:
             runtime.recompute_blocks(model)
         for block in model.blocks:
-            block.mlp.register_forward_pre_hook(lambda *_, recompute=recompute: calls.append(recompute))
+            block.mlp.register_forward_pre_hook(
+                lambda *_, recompute=recompute: calls.append(recompute)
+            )
         with runtime.autocast("cpu", precision):
             found.append(gradients(model))
     assert same_value(*found)
-    assert (calls.count(False), calls.count(True)) == (2, 4)  # each block once more, in the backward pass
+    assert (calls.count(False), calls.count(True)) == (
+        2,
+        4,
+    )  # each block once more, in the backward pass
 
 
 def test_clipping_by_hand():
-    """Norm of (3, 4) and 12 over two parameters: 13. Clipped to 6.5 they are halved (up to the 1e-6 that torch adds)."""
-    holder = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))])
+    """Norm of (3, 4) and 12 over two parameters: 13. Clipped to 6.5 they are halved (up to the 1e-6
+    that torch adds).
+    """
+    holder = torch.nn.ParameterList(
+        [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    )
     for largest, factor in ((6.5, 0.5), (13.5, 1.0), (0.0, 1.0)):
         holder[0].grad, holder[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
         assert float(runtime.clip_gradients(holder, largest)) == pytest.approx(13.0, rel=1e-6)
@@ -184,8 +227,14 @@ def test_clipping_by_hand():
     ("options", "n_weight"),
     [
         # per layer 4 attention matrices of 16 x 16 and two of 16 x 64: 3,072; two layers 6,144
-        ({"bias": False, "norm": "rmsnorm", "positions": "rotary"}, 6144 + 5 * 16 + 11 * 16),  # tied: the table multiplies too
-        ({"bias": False, "norm": "rmsnorm", "positions": "rotary", "tie_embeddings": False}, 6144 + 5 * 16 + 11 * 16),
+        (
+            {"bias": False, "norm": "rmsnorm", "positions": "rotary"},
+            6144 + 5 * 16 + 11 * 16,
+        ),  # tied: the table multiplies too
+        (
+            {"bias": False, "norm": "rmsnorm", "positions": "rotary", "tie_embeddings": False},
+            6144 + 5 * 16 + 11 * 16,
+        ),
         ({"bias": False, "norm": "rmsnorm", "positions": "learned"}, 6144 + 5 * 16 + 11 * 16),
         ({"bias": False, "norm": "rmsnorm", "bigrams": 7}, 6144 + 5 * 16 + 11 * 16),
         # biases: 4 x 16 + 64 + 16 a layer, and LayerNorm's own
@@ -201,10 +250,16 @@ def test_flops_per_token_by_hand(options, n_weight):
     [(8, [1], 8), (300, [2], 300), (0, [2], 128), (0, [1, 2], 256), (0, [1, 1, 2], 512)],
 )
 def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
-    """Counted in the clock's own time: three products of 2 n^3 in a lap, of the width at which a lap first takes 2 ms."""
-    now = itertools.accumulate(lap / 1000 for lap in laps for _ in range(8))  # two looks a lap, four laps a width
+    """Counted in the clock's own time: three products of 2 n^3 in a lap, of the width at which a
+    lap first takes 2 ms.
+    """
+    now = itertools.accumulate(
+        lap / 1000 for lap in laps for _ in range(8)
+    )  # two looks a lap, four laps a width
     monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now))
-    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(2 * width**3 / (laps[-1] / 1000 / 3))
+    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(
+        2 * width**3 / (laps[-1] / 1000 / 3)
+    )
 
 
 # --- memory ---
@@ -222,12 +277,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this machine's C library isn't glibc")
-@pytest.mark.parametrize("environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"MALLOC_TRIM_THRESHOLD_": "0"}])
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="this machine's C library isn't glibc"
+)
+@pytest.mark.parametrize(
+    "environment", [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"MALLOC_TRIM_THRESHOLD_": "0"}]
+)
 def test_freed_memory_is_used_again(environment):
-    """16 tensors of 4 MiB, 1,024 pages each, made a fourth time: their pages are there, unless the environment rules it out."""
+    """16 tensors of 4 MiB, 1,024 pages each, made a fourth time: their pages are there, unless the
+    environment rules it out.
+    """
     script = [sys.executable, "-c", FAULTS]
-    found = subprocess.run(script, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        script, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert (int(found.stdout) > 15_000) == bool(environment)
 
 
@@ -240,7 +303,12 @@ def compile_on(**fields):
 
 def test_compile_off():
     model = small()
-    assert runtime.compile_or_not(model, dataclasses.replace(compile_on(), compile="off"), torch.zeros(1, 8).long()) is model
+    assert (
+        runtime.compile_or_not(
+            model, dataclasses.replace(compile_on(), compile="off"), torch.zeros(1, 8).long()
+        )
+        is model
+    )
 
 
 def one_warning(model, run, capsys):
@@ -260,7 +328,9 @@ def test_compile_without_a_compiler(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("when", ["compile", "forward", "backward"])
 def test_compile_that_fails(monkeypatch, capsys, when):
-    """Whatever fails, and whenever: at once, in the first forward pass or in the first backward pass."""
+    """Whatever fails, and whenever: at once, in the first forward pass or in the first backward
+    pass.
+    """
 
     class Broken(torch.autograd.Function):
         @staticmethod
@@ -303,7 +373,9 @@ def test_compile_that_works_leaves_no_gradients(monkeypatch):
 
 
 def test_training_goes_on_without_a_compiler(tmp_path):
-    """The real thing: CXX unset, nothing on the PATH. One line says so, and the run is the eager one."""
+    """The real thing: CXX unset, nothing on the PATH. One line says so, and the run is the eager
+    one.
+    """
     data = write_corpus(tmp_path / "d", nonsense())
     assert train_here(make_config(data, tmp_path / "off")) == 0
     (tmp_path / "empty").mkdir()

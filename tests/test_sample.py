@@ -1,4 +1,6 @@
-"""sample.py: what is drawn and shown, stop strings and half characters, prompts from everywhere, and what is refused."""
+"""sample.py: what is drawn and shown, stop strings and half characters, prompts from everywhere,
+and what is refused.
+"""
 
 import dataclasses
 import io
@@ -10,7 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import command, make_config, nonsense, restored, train_here, write_byte_corpus, write_corpus
+from helpers import (
+    command,
+    make_config,
+    nonsense,
+    restored,
+    train_here,
+    write_byte_corpus,
+    write_corpus,
+)
 
 import sample
 from data.prompts import TextRow, read_prompts
@@ -20,7 +30,14 @@ from sample import Options
 from training.checkpoint import load, open_run, save
 
 SHAPE = {"n_layer": 1, "n_head": 2, "d_model": 32, "context_length": 32, "positions": "rotary"}
-QUICK = {"lr": 1e-2, "batch_size": 8, "max_steps": 60, "eval_every": 0, "save_every": 0, "sample_tokens": 0}
+QUICK = {
+    "lr": 1e-2,
+    "batch_size": 8,
+    "max_steps": 60,
+    "eval_every": 0,
+    "save_every": 0,
+    "sample_tokens": 0,
+}
 CHINESE = "\u4f60\u597d\u4e16\u754c\uff0c\U0001f600\u6211\u4eec\u3002\U0001f680\n"
 
 
@@ -63,7 +80,9 @@ class Writes(io.StringIO):
 
 
 def draw(monkeypatch, *arguments, stdin=None):
-    """(stdout, stderr, pieces written) of sample.py in this process; in float32, where no two logits are alike."""
+    """(stdout, stderr, pieces written) of sample.py in this process; in float32, where no two
+    logits are alike.
+    """
     out, error = Writes(), io.StringIO()
     arguments = ["--precision", "float32", *arguments]  # a later --precision counts
     with monkeypatch.context() as patch, restored():
@@ -72,7 +91,9 @@ def draw(monkeypatch, *arguments, stdin=None):
         patch.setattr(sys, "stderr", error)
         if stdin is not None:
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
-        torch.manual_seed(random.randrange(2**32))  # the state of torch's own generator must not matter
+        torch.manual_seed(
+            random.randrange(2**32)
+        )  # the state of torch's own generator must not matter
         assert sample.main() == 0
     return out.getvalue(), error.getvalue(), out.pieces
 
@@ -88,7 +109,9 @@ def texts(out):
 
 def test_greedy_at_temperature_0(run, monkeypatch):
     """Against a loop over the model without a cache: the likeliest character, again and again."""
-    out, error, _ = draw(monkeypatch, run, "--prompt", "the ", "--max-new-tokens", 20, "--temperature", 0)
+    out, error, _ = draw(
+        monkeypatch, run, "--prompt", "the ", "--max-new-tokens", 20, "--temperature", 0
+    )
     model, tokenizer, _ = open_run(run)
     ids = tokenizer.encode("the ").tolist()
     with torch.no_grad():
@@ -96,8 +119,24 @@ def test_greedy_at_temperature_0(run, monkeypatch):
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     assert out == tokenizer.decode(ids) + "\n"
     assert error == ""
-    assert draw(monkeypatch, run, "--prompt", "the ", "--max-new-tokens", 20, "--temperature", 0, "--seed", 5)[0] == out
-    assert draw(monkeypatch, run, "--prompt", "the ", "--max-new-tokens", 20, "--top-k", 1)[0] == out
+    assert (
+        draw(
+            monkeypatch,
+            run,
+            "--prompt",
+            "the ",
+            "--max-new-tokens",
+            20,
+            "--temperature",
+            0,
+            "--seed",
+            5,
+        )[0]
+        == out
+    )
+    assert (
+        draw(monkeypatch, run, "--prompt", "the ", "--max-new-tokens", 20, "--top-k", 1)[0] == out
+    )
 
 
 def test_reproducible_by_seed(run, monkeypatch):
@@ -111,10 +150,15 @@ def test_several_are_each_what_they_are_alone(run, monkeypatch):
     """Text number i of a batch draws with seed + i."""
     common = (run, "--max-new-tokens", 30, "--temperature", 1.2)
     out = draw(monkeypatch, *common, "--prompt", "a dog", "--num-samples", 3, "--seed", 5)[0]
-    alone = [draw(monkeypatch, *common, "--prompt", "a dog", "--seed", 5 + i)[0].rstrip("\n") for i in range(3)]
+    alone = [
+        draw(monkeypatch, *common, "--prompt", "a dog", "--seed", 5 + i)[0].rstrip("\n")
+        for i in range(3)
+    ]
     assert texts(out) == alone
     assert len(set(alone)) == 3
-    assert [line for line in out.split("\n") if line.startswith("---")] == [f"--- {i} of 3 ---" for i in (1, 2, 3)]
+    assert [line for line in out.split("\n") if line.startswith("---")] == [
+        f"--- {i} of 3 ---" for i in (1, 2, 3)
+    ]
 
 
 def test_takes_a_folder_or_a_file(run, tmp_path, monkeypatch):
@@ -126,7 +170,9 @@ def test_takes_a_folder_or_a_file(run, tmp_path, monkeypatch):
     greedy = ("--prompt", "the", "--max-new-tokens", 8, "--temperature", 0)
     best = draw(monkeypatch, tmp_path / "run", *greedy)[0]
     assert best == draw(monkeypatch, run / "best.pt", *greedy)[0]
-    assert draw(monkeypatch, tmp_path / "run" / "checkpoint.pt", *greedy)[0] == "the" + "\n" * 8 + "\n"  # id 0, always
+    assert (
+        draw(monkeypatch, tmp_path / "run" / "checkpoint.pt", *greedy)[0] == "the" + "\n" * 8 + "\n"
+    )  # id 0, always
 
 
 def test_no_new_tokens(run, monkeypatch):
@@ -134,7 +180,9 @@ def test_no_new_tokens(run, monkeypatch):
 
 
 def test_bfloat16(run, monkeypatch):
-    out = draw(monkeypatch, run, "--prompt", "the cat", "--max-new-tokens", 8, "--precision", "bfloat16")[0]
+    out = draw(
+        monkeypatch, run, "--prompt", "the cat", "--max-new-tokens", 8, "--precision", "bfloat16"
+    )[0]
     assert len(out) == len("the cat") + 8 + 1
 
 
@@ -162,9 +210,15 @@ def test_prompt_files(run, tmp_path, monkeypatch):
     assert draw(monkeypatch, run, "--prompt-file", "-", *common, stdin=b"the cat\nsat")[0] == wanted
     (tmp_path / "q").write_bytes(b"\xef\xbb\xbfthe cat\nsat on\n\na\n")
     out = draw(monkeypatch, run, "--prompts-file", tmp_path / "q", *common)[0]
-    alone = [draw(monkeypatch, run, "--prompt", prompt, *common)[0].rstrip("\n") for prompt in ("the cat", "sat on", "", "a")]
+    alone = [
+        draw(monkeypatch, run, "--prompt", prompt, *common)[0].rstrip("\n")
+        for prompt in ("the cat", "sat on", "", "a")
+    ]
     assert texts(out) == alone
-    assert draw(monkeypatch, run, "--prompts-file", "-", *common, stdin=b"the cat\nsat on\n\na")[0] == out
+    assert (
+        draw(monkeypatch, run, "--prompts-file", "-", *common, stdin=b"the cat\nsat on\n\na")[0]
+        == out
+    )
     both = draw(monkeypatch, run, "--prompts-file", tmp_path / "q", "--num-samples", 2, *common)[0]
     assert texts(both) == [text for text in alone for _ in range(2)]
 
@@ -191,7 +245,9 @@ def test_unknown_characters_are_listed(run):
 
 
 def test_a_prompt_three_times_the_context(run, monkeypatch):
-    """Its last 16 characters are what counts, and a line says so; 50 characters take it past the edge once more."""
+    """Its last 16 characters are what counts, and a line says so; 50 characters take it past the
+    edge once more.
+    """
     long = nonsense(200, seed=5)[:96]
     common = (run, "--max-new-tokens", 50, "--temperature", 0)
     out, error, _ = draw(monkeypatch, *common, "--prompt", long)
@@ -218,7 +274,10 @@ def test_a_prompt_three_times_the_context(run, monkeypatch):
         ({"max_new_tokens": -1}, "max_new_tokens is -1"),
         ({"seed": -1}, "seed is -1"),
         ({"stop": ("a", "")}, "a stop string is empty"),
-        ({"prompt": "a", "prompt_file": "b"}, "--prompt and --prompt-file are given; take one of them"),
+        (
+            {"prompt": "a", "prompt_file": "b"},
+            "--prompt and --prompt-file are given; take one of them",
+        ),
         ({"prompt_file": "a", "prompts_file": "b"}, "--prompt-file and --prompts-file are given"),
     ],
 )
@@ -231,7 +290,11 @@ def test_bad_values_on_the_command_line(tmp_path):
     """No torch is needed to say so."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     quick = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path)}}
-    for arguments, word in ((["r", "--top-p", "2"], "top_p is 2.0"), (["r", "--tempature", "1"], "--tempature"), ([], "Missing")):
+    for arguments, word in (
+        (["r", "--top-p", "2"], "top_p is 2.0"),
+        (["r", "--tempature", "1"], "--tempature"),
+        ([], "Missing"),
+    ):
         out, error = command("sample.py", *arguments, code=2, **quick)
         assert out == ""
         assert word in error
@@ -257,8 +320,12 @@ def test_one_text_is_shown_as_it_is_drawn(run, monkeypatch):
 
 
 def test_never_half_a_character(byte_run, monkeypatch):
-    """Whole characters of three and four bytes, piece by piece; at the very end what was never completed is U+FFFD."""
-    out, _, pieces = draw(monkeypatch, byte_run, "--prompt", CHINESE[0], "--max-new-tokens", 64, "--temperature", 0)
+    """Whole characters of three and four bytes, piece by piece; at the very end what was never
+    completed is U+FFFD.
+    """
+    out, _, pieces = draw(
+        monkeypatch, byte_run, "--prompt", CHINESE[0], "--max-new-tokens", 64, "--temperature", 0
+    )
     assert "".join(pieces) == out
     shown = out[1:-1]
     assert sum(character in CHINESE for character in shown) >= len(shown) - 1
@@ -268,18 +335,45 @@ def test_never_half_a_character(byte_run, monkeypatch):
 
 
 def test_stop_strings_of_several_bytes(byte_run, monkeypatch):
-    whole = draw(monkeypatch, byte_run, "--prompt", CHINESE[0], "--max-new-tokens", 64, "--temperature", 0)[0]
+    whole = draw(
+        monkeypatch, byte_run, "--prompt", CHINESE[0], "--max-new-tokens", 64, "--temperature", 0
+    )[0]
     stop = whole[5:7]
-    cut = draw(monkeypatch, byte_run, "--prompt", CHINESE[0], "--max-new-tokens", 64, "--temperature", 0, "--stop", stop)[0]
+    cut = draw(
+        monkeypatch,
+        byte_run,
+        "--prompt",
+        CHINESE[0],
+        "--max-new-tokens",
+        64,
+        "--temperature",
+        0,
+        "--stop",
+        stop,
+    )[0]
     assert cut == whole[: whole.index(stop, 1)] + "\n"
 
 
 def test_stop_strings_of_each_row(run, monkeypatch):
     """Each row ends at its own first stop; the text of the others goes on."""
-    common = (run, "--prompt", "a", "--max-new-tokens", 60, "--temperature", 1.0, "--num-samples", 4, "--seed", 3)
+    common = (
+        run,
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        60,
+        "--temperature",
+        1.0,
+        "--num-samples",
+        4,
+        "--seed",
+        3,
+    )
     whole = texts(draw(monkeypatch, *common)[0])
     stops = ("at", ".\n", " s")
-    cut = texts(draw(monkeypatch, *common, *(word for stop in stops for word in ("--stop", stop)))[0])
+    cut = texts(
+        draw(monkeypatch, *common, *(word for stop in stops for word in ("--stop", stop)))[0]
+    )
     expected = []
     for text in whole:
         first = min((at for stop in stops if (at := text.find(stop, 1)) >= 0), default=len(text))
@@ -294,7 +388,9 @@ def test_drawing_ends_with_the_last_row(run, monkeypatch):
 
     steps = []
     plain = module.next_token
-    monkeypatch.setattr(module, "next_token", lambda logits, **drawing: steps.append(1) or plain(logits, **drawing))
+    monkeypatch.setattr(
+        module, "next_token", lambda logits, **drawing: steps.append(1) or plain(logits, **drawing)
+    )
     out = draw(monkeypatch, run, "--prompt", "a", "--max-new-tokens", 300, "--stop", " ")[0]
     assert len(steps) == len(out) - len("a\n") + 1
 
@@ -358,7 +454,9 @@ def test_text_row_at_the_end():
 
 
 def test_text_row_however_the_text_is_cut():
-    """One stop, any cut into tokens: what is shown in the end is what stands before the stop, and nothing is shown too early."""
+    """One stop, any cut into tokens: what is shown in the end is what stands before the stop, and
+    nothing is shown too early.
+    """
     draw_cut = random.Random(0)
     for _ in range(300):
         text = "".join(draw_cut.choices("ab", k=12))
@@ -394,10 +492,15 @@ def test_the_data_may_have_changed(run, tmp_path, monkeypatch):
 
 
 def test_the_end_of_a_document_ends_the_text(tmp_path, monkeypatch):
-    """Where the likeliest token is the separator nothing is shown, neither its name nor what would follow."""
+    """Where the likeliest token is the separator nothing is shown, neither its name nor what would
+    follow.
+    """
     text = "ab" * 300
     data = write_corpus(tmp_path / "d", text, tokenizer=CharTokenizer("ab", separator=True))
-    assert train_here(make_config(data, tmp_path / "run", max_steps=1, tie_embeddings=False, **SHAPE)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "run", max_steps=1, tie_embeddings=False, **SHAPE))
+        == 0
+    )
     state = load(tmp_path / "run" / "best.pt")
     state.model["norm.weight"] = torch.zeros(32)
     state.model["norm.bias"] = torch.ones(32)

@@ -1,6 +1,8 @@
-"""The names of tensors cannot lie: a local variable of model/ that ends in _ and letters of BTSHKDFV has that shape.
+"""The names of tensors cannot lie: a local variable of model/ that ends in _ and letters of
+BTSHKDFV has that shape.
 
-B rows, T queries, S keys (T of them without a cache), H heads, K head width, D model width, F feed-forward width, V vocabulary.
+B rows, T queries, S keys (T of them without a cache), H heads, K head width, D model width, F
+feed-forward width, V vocabulary.
 """
 
 import ast
@@ -24,10 +26,11 @@ N_ROW, N_HEAD, D_HEAD, N_VOCABULARY = 2, 3, 4, 53
 
 
 class Checker:
-    """Looks at the locals of every function defined in `folder`, before each line that runs and on return.
+    """Looks at the locals of every function defined in `folder`, before each line that runs and on
+    return.
 
-    `sizes` says what each letter stands for: a number, or several where one call reads rows of different lengths. A size of 1
-    in B or H broadcasts.
+    `sizes` says what each letter stands for: a number, or several where one call reads rows of
+    different lengths. A size of 1 in B or H broadcasts.
     """
 
     def __init__(self, folder):
@@ -39,19 +42,29 @@ class Checker:
                 place = (Path(frame.f_code.co_filename).name, frame.f_code.co_name, name)
                 self.seen.add(place)
                 shape = tuple(value.shape) if isinstance(value, torch.Tensor) else None
-                if shape is None or len(shape) != len(letters[1]) or not all(map(self.fits, letters[1], shape)):
+                if (
+                    shape is None
+                    or len(shape) != len(letters[1])
+                    or not all(map(self.fits, letters[1], shape))
+                ):
                     self.wrong.add((*place, shape or type(value).__name__))
         return self.look
 
     def fits(self, letter, size):
         expected = self.sizes[letter]
-        return size in (expected if isinstance(expected, tuple) else (expected,)) or (size == 1 and letter in "BH")
+        return size in (expected if isinstance(expected, tuple) else (expected,)) or (
+            size == 1 and letter in "BH"
+        )
 
     @contextmanager
     def watching(self, **sizes):
         self.sizes |= sizes
         before = sys.gettrace()
-        sys.settrace(lambda frame, *_: self.look if frame.f_code.co_filename.startswith(self.folder) else None)
+        sys.settrace(
+            lambda frame, *_: (
+                self.look if frame.f_code.co_filename.startswith(self.folder) else None
+            )
+        )
         try:
             yield
         finally:
@@ -59,16 +72,31 @@ class Checker:
 
 
 def model_of(attend, **options):
-    config = ModelConfig(n_layer=2, n_head=N_HEAD, d_model=N_HEAD * D_HEAD, context_length=9, **options)
+    config = ModelConfig(
+        n_layer=2, n_head=N_HEAD, d_model=N_HEAD * D_HEAD, context_length=9, **options
+    )
     checker = Checker(FOLDER)
-    checker.sizes = {"B": N_ROW, "H": N_HEAD, "K": D_HEAD, "D": config.d_model, "F": config.d_ff, "V": N_VOCABULARY}
+    checker.sizes = {
+        "B": N_ROW,
+        "H": N_HEAD,
+        "K": D_HEAD,
+        "D": config.d_model,
+        "F": config.d_ff,
+        "V": N_VOCABULARY,
+    }
     assert len({*checker.sizes.values(), 5, 7}) == len(checker.sizes) + 2
     return GPT(config, N_VOCABULARY, attend), checker
 
 
 OPTIONS = [
     {"positions": "learned", "mlp": "gelu"},
-    {"positions": "sinusoidal", "mlp": "relu2", "norm": "rmsnorm", "tie_embeddings": False, "bias": False},
+    {
+        "positions": "sinusoidal",
+        "mlp": "relu2",
+        "norm": "rmsnorm",
+        "tie_embeddings": False,
+        "bias": False,
+    },
     {"positions": "rotary", "mlp": "swiglu", "qk_norm": True, "window": 3, "dropout": 0.1},
     {"positions": "none", "window": 1, "bigrams": 5},
 ]
@@ -93,20 +121,37 @@ def run_everything(attend, options):
         record[1].weights()
     model.eval()
     for use_cache in (True, False):
-        for sampling in ({"temperature": 0}, {"temperature": 0.5}, {"top_k": 6}, {"top_k": 6, "top_p": 0.8}, {"top_p": 0.8}):
+        for sampling in (
+            {"temperature": 0},
+            {"temperature": 0.5},
+            {"top_k": 6},
+            {"top_k": 6, "top_p": 0.8},
+            {"top_p": 0.8},
+        ):
             stream = generate(model, [[1] * 7, [2] * 7], 4, use_cache=use_cache, **sampling)
-            for length in (7, 8, 9, 4):  # the last step has outgrown the context and reads half of it again
+            for length in (
+                7,
+                8,
+                9,
+                4,
+            ):  # the last step has outgrown the context and reads half of it again
                 n_query = 1 if use_cache and length in (8, 9) else length
                 with checker.watching(T=n_query, S=length):
                     next(stream)
-    with checker.watching(T=(1, 4, 7), S=(4, 7, 8, 9)):  # one row reaches the edge and is read again while the other goes on
+    with checker.watching(
+        T=(1, 4, 7), S=(4, 7, 8, 9)
+    ):  # one row reaches the edge and is read again while the other goes on
         list(generate(model, [[1] * 7, [2] * 4], 7, top_k=3))
     return checker
 
 
 @pytest.fixture(scope="module")
 def checkers():
-    return [run_everything(attend, options) for attend in (explicit_attention, fused_attention) for options in OPTIONS]
+    return [
+        run_everything(attend, options)
+        for attend in (explicit_attention, fused_attention)
+        for options in OPTIONS
+    ]
 
 
 def test_shapes_are_as_named(checkers):
@@ -118,7 +163,13 @@ def test_every_name_was_looked_at(checkers):
     written = set()
     for path in FOLDER.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
+            name = (
+                node.arg
+                if isinstance(node, ast.arg)
+                else node.id
+                if isinstance(node, ast.Name)
+                else ""
+            )
             if SUFFIX.search(name):
                 written.add((path.name, name))
     met = {(file, name) for checker in checkers for file, _, name in checker.seen}
@@ -136,7 +187,10 @@ def test_every_name_was_looked_at(checkers):
         ("y_BD = x_BTD", "y_BD"),
         ("y_BTD = x_BTD[:, :1]", "y_BTD"),
         ("y_BTD = 3", "y_BTD"),
-        ("x_BTD = x_BTD.mT; x_BTD = x_BTD.mT", None),  # between two statements of one line no one looks
+        (
+            "x_BTD = x_BTD.mT; x_BTD = x_BTD.mT",
+            None,
+        ),  # between two statements of one line no one looks
         ("x_BTD = x_BTD.mT\n    x_BTD = x_BTD.mT", "x_BTD"),
         ("inner = lambda z_TB: z_TB\n    inner(x_BTD[..., 0])", "z_TB"),
     ],

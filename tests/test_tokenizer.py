@@ -1,4 +1,6 @@
-"""Ids against hand-made references and against tiktoken and regex; cuts that never change a token."""
+"""Ids against hand-made references and against tiktoken and regex; cuts that never change a
+token.
+"""
 
 import json
 import os
@@ -50,7 +52,14 @@ def test_ids_fit_their_dtype():
 
 @pytest.mark.parametrize(
     "text",
-    ["hello, world\n", "caf\u00e9 \u00ff", "".join(map(chr, range(256))), "a\u4e2d\u6587b", "z\U0001f600a", "\uffff\U0010ffff"],
+    [
+        "hello, world\n",
+        "caf\u00e9 \u00ff",
+        "".join(map(chr, range(256))),
+        "a\u4e2d\u6587b",
+        "z\U0001f600a",
+        "\uffff\U0010ffff",
+    ],
     ids=["ascii", "latin-1", "all latin-1", "cjk", "emoji", "last code points"],
 )
 @pytest.mark.parametrize("separator", [False, True])
@@ -67,7 +76,9 @@ def test_char_ids_are_ranks_in_code_point_order(text, separator):
 
 
 def test_a_character_vocabulary_over_65536_does_not_wrap():
-    symbols = "".join(chr(code) for code in range(0x20, 0x11000) if not 0xD800 <= code < 0xE000)  # 67,552
+    symbols = "".join(
+        chr(code) for code in range(0x20, 0x11000) if not 0xD800 <= code < 0xE000
+    )  # 67,552
     ids = tk.CharTokenizer(symbols).encode(symbols)
     assert ids.dtype == "<u4"
     np.testing.assert_array_equal(ids, np.arange(len(symbols)))
@@ -97,7 +108,11 @@ def test_byte_ids_are_utf8():
     tokenizer = tk.ByteTokenizer()
     text = "h\u00e9llo \u4e2d \U0001f600\0"
     assert tokenizer.encode(text).tolist() == list(text.encode())
-    assert (tokenizer.vocab_size, tokenizer.separator, tk.ByteTokenizer(True).separator) == (256, None, 256)
+    assert (tokenizer.vocab_size, tokenizer.separator, tk.ByteTokenizer(True).separator) == (
+        256,
+        None,
+        256,
+    )
     assert tokenizer.decode(text.encode()[:-3]).endswith("\ufffd")
 
 
@@ -114,7 +129,9 @@ def test_bpe_counts_its_separator_and_agrees_with_tiktoken(bpe):
 
 
 def test_bpe_merges_the_commonest_pair_first():
-    tokenizer = tk.train_bpe(["ab ab ab ab cd cd"] * 2, 258)  # one merge: "ab" 8 times (" a" 6, "cd" 4)
+    tokenizer = tk.train_bpe(
+        ["ab ab ab ab cd cd"] * 2, 258
+    )  # one merge: "ab" 8 times (" a" 6, "cd" 4)
     assert tokenizer.pieces[256:] == [b"ab"]
 
 
@@ -138,15 +155,30 @@ def test_bpe_training_does_not_depend_on_chunks(bpe):
 
 
 def test_gpt2_gives_gpt2s_ids(gpt2):
-    assert gpt2.encode("hello world").tolist() == [31373, 995]  # the example in tiktoken's documentation
+    assert gpt2.encode("hello world").tolist() == [
+        31373,
+        995,
+    ]  # the example in tiktoken's documentation
     assert gpt2.encode("<|endoftext|>").tolist() == [27, 91, 437, 1659, 5239, 91, 29]
     assert (gpt2.vocab_size, gpt2.separator) == (50_257, 50_256)
 
 
 def test_gpt2_without_cache_and_network_says_what_to_do(tmp_path):
-    environment = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path), "https_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    environment = {
+        **os.environ,
+        "TIKTOKEN_CACHE_DIR": str(tmp_path),
+        "https_proxy": "http://127.0.0.1:9",
+        "no_proxy": "",
+    }
     code = "from data.tokenizer import *\ntry: load_gpt2()\nexcept UserError as error: print(error)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert len(result.stdout.splitlines()) == 2
     assert "TIKTOKEN_CACHE_DIR" in result.stdout
     assert "--tokenizer bpe" in result.stdout
@@ -168,7 +200,11 @@ def test_spec_round_trips_through_json(kind, request, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/nowhere")
     again = tk.load_tokenizer(json.loads(json.dumps(tokenizer.spec())))
     text = "a cab\n\u4e2d b\U0001f600"
-    assert (again.kind, again.vocab_size, again.separator) == (kind, tokenizer.vocab_size, tokenizer.separator)
+    assert (again.kind, again.vocab_size, again.separator) == (
+        kind,
+        tokenizer.vocab_size,
+        tokenizer.separator,
+    )
     assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
     assert again.spec() == tokenizer.spec()
 
@@ -234,8 +270,36 @@ def test_a_damaged_token_is_refused(bpe):
 # --- cuts ------------------------------------------------------------------------------------------------------------------
 
 WHITE = [" ", " ", " ", "\n", "\n", "  ", "\t", "\r", "\u00a0", "\u2028", "\x1c", "\x85"]
-OTHER = ["a", "Zz", "\u00e9", "\u4e2d\u6587", "1", "2345", "\u00b2", "\u0663", "'", "'s", "'LL", "n't", ".", "...", ",", "_", "-"]
-OTHER += ["\u3002", "\uff0c", "\U0001f600", "\u0301", "\u0915\u094d", "<|endoftext|>", "$", "\u2019", "\u017f"]
+OTHER = [
+    "a",
+    "Zz",
+    "\u00e9",
+    "\u4e2d\u6587",
+    "1",
+    "2345",
+    "\u00b2",
+    "\u0663",
+    "'",
+    "'s",
+    "'LL",
+    "n't",
+    ".",
+    "...",
+    ",",
+    "_",
+    "-",
+]
+OTHER += [
+    "\u3002",
+    "\uff0c",
+    "\U0001f600",
+    "\u0301",
+    "\u0915\u094d",
+    "<|endoftext|>",
+    "$",
+    "\u2019",
+    "\u017f",
+]
 
 
 def adversarial(rng: random.Random) -> str:
@@ -254,7 +318,10 @@ def test_safe_cuts_are_where_the_patterns_cut(bpe):
             whole = pattern.findall(text)
             assert "".join(whole) == text
             for cut in cuts:
-                assert pattern.findall(text[:cut]) + pattern.findall(text[cut:]) == whole, (text, cut)
+                assert pattern.findall(text[:cut]) + pattern.findall(text[cut:]) == whole, (
+                    text,
+                    cut,
+                )
     assert n_cuts > 10_000
 
 
@@ -264,10 +331,14 @@ def test_chunks_give_the_tokens_of_the_whole(kind, size, request):
     tokenizer, rng = request.getfixturevalue(kind), random.Random(size)
     for _ in range(400):
         text = adversarial(rng)
-        feed = [(0, text[i : i + 5]) for i in range(0, len(text), 5)]  # as a file would come, in pieces of any length
+        feed = [
+            (0, text[i : i + 5]) for i in range(0, len(text), 5)
+        ]  # as a file would come, in pieces of any length
         chunks = [chunk for _, chunk in tk.safe_chunks(feed, size)]
         assert "".join(chunks) == text
-        assert [i for ids in tokenizer.encode_batch(chunks) for i in ids] == tokenizer._encoding.encode_ordinary(text)
+        assert [
+            i for ids in tokenizer.encode_batch(chunks) for i in ids
+        ] == tokenizer._encoding.encode_ordinary(text)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "gpt2"])
@@ -282,4 +353,10 @@ def test_chunks_of_real_text(kind, request, shakespeare):
 
 def test_chunks_keep_documents_apart_and_hold_text_that_has_no_safe_cut():
     feed = [(0, "aa bb cc"), (0, " dd"), (1, "x" * 50), (1, "x" * 50), (2, "e f")]
-    assert list(tk.safe_chunks(feed, 3)) == [(0, "aa bb"), (0, " cc"), (0, " dd"), (1, "x" * 100), (2, "e f")]
+    assert list(tk.safe_chunks(feed, 3)) == [
+        (0, "aa bb"),
+        (0, " cc"),
+        (0, " dd"),
+        (1, "x" * 100),
+        (2, "e f"),
+    ]

@@ -1,4 +1,6 @@
-"""The loop from end to end on a small corpus: what it leaves in the run folder, how it ends, and that it repeats."""
+"""The loop from end to end on a small corpus: what it leaves in the run folder, how it ends, and
+that it repeats.
+"""
 
 import dataclasses
 import importlib
@@ -73,9 +75,19 @@ def interrupted(config, step, number, monkeypatch):
 
 def test_files_of_a_run(one, data, capsys):
     names = {path.name for path in one.iterdir()}
-    assert names == {"config.json", "log.jsonl", "checkpoint.pt", "best.pt", "loss.png", "samples.txt", "attention"}
+    assert names == {
+        "config.json",
+        "log.jsonl",
+        "checkpoint.pt",
+        "best.pt",
+        "loss.png",
+        "samples.txt",
+        "attention",
+    }
     assert (one / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(p.name for p in (one / "attention").iterdir()) == [f"step-{step:09}.npz" for step in (0, 4, 8)]
+    assert sorted(p.name for p in (one / "attention").iterdir()) == [
+        f"step-{step:09}.npz" for step in (0, 4, 8)
+    ]
     plain = json.loads((one / "config.json").read_text())
     assert plain["run"]["threads"] == 1
     state = load(one / "checkpoint.pt")
@@ -95,7 +107,9 @@ def test_log_of_a_run(one):
     ]
     assert [r["step"] for r in records if r["kind"] == "sample"] == [0, 4, 8]
     optim = make_config("d", "r").optim
-    assert [r["lr"] for r in records if r["kind"] == "train"] == [learning_rate(step, optim) for step in range(8)]
+    assert [r["lr"] for r in records if r["kind"] == "train"] == [
+        learning_rate(step, optim) for step in range(8)
+    ]
     texts = [r["text"] for r in records if r["kind"] == "sample"]
     assert (one / "samples.txt").read_text() == "".join(
         f"--- step {step} ---\n{text}\n\n" for step, text in zip((0, 4, 8), texts, strict=True)
@@ -104,7 +118,9 @@ def test_log_of_a_run(one):
 
 
 def test_the_loss_logged_is_that_of_the_step_named(one, data):
-    """Record 1 is the loss of the first batch under the initial weights, which checkpoint and seed give back."""
+    """Record 1 is the loss of the first batch under the initial weights, which checkpoint and seed
+    give back.
+    """
     config = make_config(data, one)
     with restored():
         runtime.set_up(config.run)
@@ -145,7 +161,13 @@ def test_step_0_is_saved_before_the_first_update(tmp_path, data, monkeypatch):
     seen = []
 
     def look(step, optim):
-        seen.append((step, load(tmp_path / "r" / "checkpoint.pt").step, load(tmp_path / "r" / "best.pt").step))
+        seen.append(
+            (
+                step,
+                load(tmp_path / "r" / "checkpoint.pt").step,
+                load(tmp_path / "r" / "best.pt").step,
+            )
+        )
         return 1e-3
 
     monkeypatch.setattr("training.optimizer.learning_rate", look)
@@ -154,9 +176,12 @@ def test_step_0_is_saved_before_the_first_update(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("eval_every", "save_every", "evals"), [(3, 5, [0, 3, 6, 7]), (0, 0, [7]), (7, 7, [0, 7]), (100, 100, [0, 7])]
+    ("eval_every", "save_every", "evals"),
+    [(3, 5, [0, 3, 6, 7]), (0, 0, [7]), (7, 7, [0, 7]), (100, 100, [0, 7])],
 )
-def test_the_last_step_is_evaluated_and_saved(tmp_path, data, monkeypatch, eval_every, save_every, evals):
+def test_the_last_step_is_evaluated_and_saved(
+    tmp_path, data, monkeypatch, eval_every, save_every, evals
+):
     saved, save = [], importlib.import_module("training.checkpoint").save
 
     def spy(checkpoint, path):
@@ -164,7 +189,9 @@ def test_the_last_step_is_evaluated_and_saved(tmp_path, data, monkeypatch, eval_
         save(checkpoint, path)
 
     monkeypatch.setattr("training.checkpoint.save", spy)
-    config = make_config(data, tmp_path / "r", max_steps=7, eval_every=eval_every, save_every=save_every)
+    config = make_config(
+        data, tmp_path / "r", max_steps=7, eval_every=eval_every, save_every=save_every
+    )
     assert train_here(config) == 0
     assert [r["step"] for r in read_records(tmp_path / "r") if r["kind"] == "eval"] == evals
     steps = [step for step, name in saved if name == "checkpoint.pt"]
@@ -185,8 +212,22 @@ def test_loss_falls(tmp_path, data, optimizer):
     """From an even guess (log 21 = 3.04) to well below the entropy of single characters."""
     counts = [TEXT.count(symbol) / len(TEXT) for symbol in set(TEXT)]
     entropy = -sum(share * math.log(share) for share in counts)
-    shape = {"n_layer": 2, "d_model": 32, "context_length": 32, "n_head": 4, "positions": "rotary", "tie_embeddings": False}
-    run = {"max_steps": 100, "batch_size": 16, "lr": 1e-2, "eval_every": 100, "eval_batches": 0, "save_every": 0}
+    shape = {
+        "n_layer": 2,
+        "d_model": 32,
+        "context_length": 32,
+        "n_head": 4,
+        "positions": "rotary",
+        "tie_embeddings": False,
+    }
+    run = {
+        "max_steps": 100,
+        "batch_size": 16,
+        "lr": 1e-2,
+        "eval_every": 100,
+        "eval_batches": 0,
+        "save_every": 0,
+    }
     assert train_here(make_config(data, tmp_path / "r", optimizer=optimizer, **shape, **run)) == 0
     first, last = (r["val_loss"] for r in read_records(tmp_path / "r") if r["kind"] == "eval")
     assert first == pytest.approx(math.log(len(counts)) + 32 * 0.02**2 / 2, rel=0.01)
@@ -198,12 +239,21 @@ def test_twice_is_the_same(tmp_path, data, attention):
     for name in ("one", "two"):
         assert train_here(make_config(data, tmp_path / name, dropout=0.2, attention=attention)) == 0
     assert_same_run(tmp_path / "one", tmp_path / "two")
-    assert train_here(make_config(data, tmp_path / "three", dropout=0.2, attention=attention, seed=1)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "three", dropout=0.2, attention=attention, seed=1))
+        == 0
+    )
     assert losses(tmp_path / "three") != losses(tmp_path / "one")
 
 
 def test_evaluating_and_logging_leave_the_mathematics_alone(tmp_path, data, one):
-    quiet = {"eval_every": 3, "eval_batches": 1, "save_every": 5, "log_every": 8, "sample_tokens": 0}
+    quiet = {
+        "eval_every": 3,
+        "eval_batches": 1,
+        "save_every": 5,
+        "log_every": 8,
+        "sample_tokens": 0,
+    }
     assert train_here(make_config(data, tmp_path / "r", dropout=0.1, **quiet)) == 0
     a, b = load(tmp_path / "r" / "checkpoint.pt"), load(one / "checkpoint.pt")
     assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
@@ -211,11 +261,19 @@ def test_evaluating_and_logging_leave_the_mathematics_alone(tmp_path, data, one)
 
 
 def test_accumulation_is_one_batch(tmp_path, data):
-    """Gradients of 8 sequences, 2 at a time: a sum of four parts differs by some ten roundings from the sum of all, and three
-    updates of AdamW carry that on. Compared are losses, of size 3, in float32.
+    """Gradients of 8 sequences, 2 at a time: a sum of four parts differs by some ten roundings from
+    the sum of all, and three updates of AdamW carry that on. Compared are losses, of size 3, in
+    float32.
     """
     for micro in (0, 2, 4):
-        config = make_config(data, tmp_path / str(micro), batch_size=8, micro_batch_size=micro, max_steps=3, warmup_steps=0)
+        config = make_config(
+            data,
+            tmp_path / str(micro),
+            batch_size=8,
+            micro_batch_size=micro,
+            max_steps=3,
+            warmup_steps=0,
+        )
         assert train_here(config) == 0
     for micro in ("2", "4"):
         for step, loss in losses(tmp_path / micro).items():
@@ -223,8 +281,12 @@ def test_accumulation_is_one_batch(tmp_path, data):
 
 
 def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path, data):
-    """The logged norm of one step against the gradient of one plain backward pass over the whole batch."""
-    config = make_config(data, tmp_path / "r", batch_size=8, micro_batch_size=2, max_steps=1, grad_clip=0.0)
+    """The logged norm of one step against the gradient of one plain backward pass over the whole
+    batch.
+    """
+    config = make_config(
+        data, tmp_path / "r", batch_size=8, micro_batch_size=2, max_steps=1, grad_clip=0.0
+    )
     assert train_here(config) == 0
     from model.gpt import GPT
 
@@ -252,9 +314,14 @@ def test_a_folder_is_never_overwritten_silently(tmp_path, data):
 
 def test_overwrite(tmp_path, data, one):
     assert train_here(make_config(data, tmp_path / "r", max_steps=12, d_model=32, seed=4)) == 0
-    assert train_here(make_config(data, tmp_path / "r", dropout=0.1, probe_tokens=8, overwrite=True)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "r", dropout=0.1, probe_tokens=8, overwrite=True))
+        == 0
+    )
     assert_same_run(tmp_path / "r", one)
-    assert {p.name for p in (tmp_path / "r" / "attention").iterdir()} == {p.name for p in (one / "attention").iterdir()}
+    assert {p.name for p in (tmp_path / "r" / "attention").iterdir()} == {
+        p.name for p in (one / "attention").iterdir()
+    }
 
 
 def test_resume_starts_where_there_is_nothing(tmp_path, data, one):
@@ -265,15 +332,33 @@ def test_resume_starts_where_there_is_nothing(tmp_path, data, one):
 def test_resuming_a_finished_run_changes_nothing(tmp_path, data):
     config = make_config(data, tmp_path / "r", max_steps=3)
     assert train_here(config) == 0
-    before = {name: (tmp_path / "r" / name).read_bytes() for name in ("checkpoint.pt", "best.pt", "log.jsonl", "samples.txt")}
-    assert train_here(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))) == 0
+    before = {
+        name: (tmp_path / "r" / name).read_bytes()
+        for name in ("checkpoint.pt", "best.pt", "log.jsonl", "samples.txt")
+    }
+    assert (
+        train_here(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True)))
+        == 0
+    )
     assert {name: (tmp_path / "r" / name).read_bytes() for name in before} == before
 
 
 def test_a_corpus_shorter_than_the_context(tmp_path):
     data = write_corpus(tmp_path / "d", "short text " * 2, "and")
-    _, error = command("train.py", "nanogpt-cpu", "--data", data, "--out", tmp_path / "r", "--context-length", 64, code=2)
-    assert error == ("error: the train split has 22 tokens, a window needs 65: use a longer text or a shorter --context-length\n")
+    _, error = command(
+        "train.py",
+        "nanogpt-cpu",
+        "--data",
+        data,
+        "--out",
+        tmp_path / "r",
+        "--context-length",
+        64,
+        code=2,
+    )
+    assert error == (
+        "error: the train split has 22 tokens, a window needs 65: use a longer text or a shorter --context-length\n"
+    )
     assert not (tmp_path / "r").exists()
 
 
@@ -305,13 +390,20 @@ def scripted(monkeypatch, values):
     found = iter(values)
 
     def evaluate(*arguments):
-        return {"train_loss": 1.0, "val_loss": next(found), "val_perplexity": 1.0, "val_bits_per_byte": 1.0}
+        return {
+            "train_loss": 1.0,
+            "val_loss": next(found),
+            "val_perplexity": 1.0,
+            "val_bits_per_byte": 1.0,
+        }
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
 
 
 def test_patience(tmp_path, data, monkeypatch, capsys):
-    scripted(monkeypatch, [3.0, 2.0, 2.0, 1.9, 2.5, 1.9])  # steps 0 to 5; 1.9 once more is no improvement
+    scripted(
+        monkeypatch, [3.0, 2.0, 2.0, 1.9, 2.5, 1.9]
+    )  # steps 0 to 5; 1.9 once more is no improvement
     assert train_here(make_config(data, tmp_path / "r", max_steps=9, eval_every=1, patience=2)) == 0
     state = load(tmp_path / "r" / "checkpoint.pt")
     assert (state.step, state.best_val_loss, state.counters["since_best"]) == (5, 1.9, 2)
@@ -321,8 +413,18 @@ def test_patience(tmp_path, data, monkeypatch, capsys):
 
 def test_patience_counts_on_where_a_run_goes_on(tmp_path, data, monkeypatch):
     scripted(monkeypatch, [3.0, 3.1, 3.2, 3.3])
-    assert train_here(make_config(data, tmp_path / "r", max_steps=9, eval_every=1, patience=3, stop_at=2)) == 0
-    assert train_here(make_config(data, tmp_path / "r", max_steps=9, eval_every=1, patience=3, resume=True)) == 0
+    assert (
+        train_here(
+            make_config(data, tmp_path / "r", max_steps=9, eval_every=1, patience=3, stop_at=2)
+        )
+        == 0
+    )
+    assert (
+        train_here(
+            make_config(data, tmp_path / "r", max_steps=9, eval_every=1, patience=3, resume=True)
+        )
+        == 0
+    )
     assert load(tmp_path / "r" / "checkpoint.pt").step == 3
 
 
@@ -335,19 +437,31 @@ def test_an_evaluation_that_is_no_number_is_never_the_best(tmp_path, data, monke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [1, 3, 4])
-def test_a_signal_ends_after_the_step_in_hand(tmp_path, data, one, monkeypatch, capsys, number, step):
+def test_a_signal_ends_after_the_step_in_hand(
+    tmp_path, data, one, monkeypatch, capsys, number, step
+):
     config = make_config(data, tmp_path / "r", dropout=0.1)
     assert interrupted(config, step, number, monkeypatch) == 75
     assert load(tmp_path / "r" / "checkpoint.pt").step == step
-    assert f"{signal.Signals(number).name}: stopped after step {step} of 8" in capsys.readouterr().out
-    assert train_here(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))) == 0
+    assert (
+        f"{signal.Signals(number).name}: stopped after step {step} of 8" in capsys.readouterr().out
+    )
+    assert (
+        train_here(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True)))
+        == 0
+    )
     assert_same_run(tmp_path / "r", one)
 
 
 def start_training(*arguments):
     line = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
     return subprocess.Popen(
-        line, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        line,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -360,7 +474,15 @@ def wait_for(condition, process, seconds=60):
 
 
 def test_ctrl_c_on_the_real_thing(tmp_path, data):
-    config = make_config(data, tmp_path / "r", max_steps=10**6, save_every=0, eval_every=0, warmup_steps=0, schedule="constant")
+    config = make_config(
+        data,
+        tmp_path / "r",
+        max_steps=10**6,
+        save_every=0,
+        eval_every=0,
+        warmup_steps=0,
+        schedule="constant",
+    )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     process = start_training(tmp_path / "config.json")
     log = tmp_path / "r" / "log.jsonl"
@@ -377,12 +499,19 @@ def test_ctrl_c_on_the_real_thing(tmp_path, data):
 
 
 def test_init_from(tmp_path, data, one):
-    assert train_here(make_config(data, tmp_path / "r", init_from=str(one), stop_at=1, warmup_steps=2)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "r", init_from=str(one), stop_at=1, warmup_steps=2))
+        == 0
+    )
     state = load(tmp_path / "r" / "checkpoint.pt")
     assert state.step == 1
-    assert {int(values["step"]) for values in state.optimizer[0]["state"].values()} == {1}  # the optimiser is a fresh one
+    assert {int(values["step"]) for values in state.optimizer[0]["state"].values()} == {
+        1
+    }  # the optimiser is a fresh one
     first, before = (
-        next(r["val_loss"] for r in read_records(folder) if r["kind"] == "eval" and r["step"] == step)
+        next(
+            r["val_loss"] for r in read_records(folder) if r["kind"] == "eval" and r["step"] == step
+        )
         for folder, step in ((tmp_path / "r", 0), (one, load(one / "best.pt").step))
     )
     assert first == before
@@ -426,7 +555,9 @@ def poisoned(monkeypatch, steps, loss_only=False):
 
 
 @pytest.mark.parametrize("loss_only", [False, True])
-def test_an_update_that_is_not_finite_is_not_applied(tmp_path, data, monkeypatch, capsys, loss_only):
+def test_an_update_that_is_not_finite_is_not_applied(
+    tmp_path, data, monkeypatch, capsys, loss_only
+):
     folder = tmp_path / "r"
     poisoned(monkeypatch, {1}, loss_only)
     common = {"max_steps": 3, "warmup_steps": 0, "save_every": 1}
@@ -449,7 +580,10 @@ def test_the_first_update_is_not_finite(tmp_path, data, monkeypatch):
     assert math.isfinite(losses(tmp_path / "r")[3])
 
 
-@pytest.mark.parametrize(("wrong", "ends"), [({1, 2, 3, 4}, False), ({1, 2, 3, 4, 5}, True), ({0, 1, 2, 3, 5, 6, 7, 8}, False)])
+@pytest.mark.parametrize(
+    ("wrong", "ends"),
+    [({1, 2, 3, 4}, False), ({1, 2, 3, 4, 5}, True), ({0, 1, 2, 3, 5, 6, 7, 8}, False)],
+)
 def test_five_in_a_row_are_too_many(tmp_path, data, monkeypatch, wrong, ends):
     poisoned(monkeypatch, wrong)
     config = make_config(data, tmp_path / "r", max_steps=12, eval_every=0)
@@ -461,7 +595,15 @@ def test_five_in_a_row_are_too_many(tmp_path, data, monkeypatch, wrong, ends):
 
 
 def test_exit_code_of_a_lost_run(tmp_path, data):
-    config = make_config(data, tmp_path / "r", lr=1e30, warmup_steps=0, schedule="constant", max_steps=100, eval_every=0)
+    config = make_config(
+        data,
+        tmp_path / "r",
+        lr=1e30,
+        warmup_steps=0,
+        schedule="constant",
+        max_steps=100,
+        eval_every=0,
+    )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     _, error = command("train.py", tmp_path / "config.json", code=1)
     message = error[error.index("error: ") :].strip()
@@ -470,7 +612,9 @@ def test_exit_code_of_a_lost_run(tmp_path, data):
 
 
 def test_a_full_disk(tmp_path, data):
-    """Step 0, without moments, fits under the largest size a file may have; step 4 does not. (A quota's way of being full.)"""
+    """Step 0, without moments, fits under the largest size a file may have; step 4 does not. (A
+    quota's way of being full.)
+    """
     config = make_config(data, tmp_path / "r", d_model=64, probe_tokens=0)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     weights = 4 * (12 * 64**2 + 16 * 64 + 20 * 64 + 13 * 64)
@@ -532,16 +676,22 @@ def test_samples_of_any_characters(tmp_path):
 
 
 def test_dropout_belongs_to_the_micro_batch(tmp_path, data, monkeypatch):
-    """Seeds are drawn for (seed, step, index in the global batch), whatever number of processes shares it."""
+    """Seeds are drawn for (seed, step, index in the global batch), whatever number of processes
+    shares it.
+    """
     seen = []
     monkeypatch.setattr(runs, "dropout_seed", lambda *key: seen.append(key) or 0)
-    config = make_config(data, tmp_path / "r", dropout=0.1, batch_size=8, micro_batch_size=2, max_steps=2, seed=9)
+    config = make_config(
+        data, tmp_path / "r", dropout=0.1, batch_size=8, micro_batch_size=2, max_steps=2, seed=9
+    )
     assert train_here(config) == 0
     assert seen == [(9, step, index) for step in range(2) for index in range(4)]
 
 
 def test_one_process_needs_no_group(tmp_path, data, monkeypatch):
-    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_: pytest.fail("a group was made"))
+    monkeypatch.setattr(
+        distributed.dist, "init_process_group", lambda *_: pytest.fail("a group was made")
+    )
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert train_here(make_config(data, tmp_path / "r", max_steps=1)) == 0
 
@@ -570,12 +720,16 @@ def test_resume_goes_on_from_best_where_it_is_all_there_is(tmp_path, capsys):
     assert train_here(make_config(data, tmp_path / "r", **fields, stop_at=4)) == 0
     (tmp_path / "r" / "checkpoint.pt").unlink()
     assert train_here(make_config(data, tmp_path / "r", **fields, resume=True)) == 0
-    assert "going on from step 4" in capsys.readouterr().out  # not from the start, over what was there
+    assert (
+        "going on from step 4" in capsys.readouterr().out
+    )  # not from the start, over what was there
     assert_same_run(tmp_path / "whole", tmp_path / "r")
 
 
 def test_config_json_forgets_where_this_start_was_to_end(tmp_path):
     data = write_corpus(tmp_path / "d", nonsense())
-    assert train_here(make_config(data, tmp_path / "r", max_steps=4, stop_at=2, max_minutes=9.0)) == 0
+    assert (
+        train_here(make_config(data, tmp_path / "r", max_steps=4, stop_at=2, max_minutes=9.0)) == 0
+    )
     again = read_config(tmp_path / "r" / "config.json").run
     assert (again.stop_at, again.max_minutes) == (0, 0)

@@ -23,7 +23,9 @@ def lightness(scale):
     long = 0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue
     medium = 0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue
     short = 0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue
-    return np.cbrt(np.stack([long, medium, short], -1)) @ np.array([0.2104542553, 0.7936177850, -0.0040720468])
+    return np.cbrt(np.stack([long, medium, short], -1)) @ np.array(
+        [0.2104542553, 0.7936177850, -0.0040720468]
+    )
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -87,7 +89,9 @@ def test_learning_picture(tmp_path):
     for step in (0, 10):
         save_probe(tmp_path / "attention", step, model, list(TEXT.encode()) * 5)
     probe = load_probe(tmp_path / "attention", bytes)
-    figures.draw_learning(probe, [(0, 4.0, 4.1), (10, 3.0, 3.2)], "title", tmp_path / "learning.svg")
+    figures.draw_learning(
+        probe, [(0, 4.0, 4.1), (10, 3.0, 3.2)], "title", tmp_path / "learning.svg"
+    )
     text = shown_text(tmp_path / "learning.svg")
     assert "validation split" in text
     assert "induction" in text

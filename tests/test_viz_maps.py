@@ -22,7 +22,9 @@ NASTY = "</script><img src=x onerror=alert(1)> a\tb\x07\x1b\r\n\u05e9\u05dc \U00
 def tiny_model(n_layer=2, n_head=3, seed=0, **fields):
     """A small GPT over bytes, with weights large enough that its heads have opinions."""
     torch.manual_seed(seed)
-    config = ModelConfig(n_layer=n_layer, n_head=n_head, d_model=8 * n_head, **{"context_length": 128} | fields)
+    config = ModelConfig(
+        n_layer=n_layer, n_head=n_head, d_model=8 * n_head, **{"context_length": 128} | fields
+    )
     model = GPT(config, 256).eval()
     for parameter in model.parameters():
         parameter.data.mul_(6)
@@ -82,7 +84,11 @@ def test_maps_are_the_models_own_numbers():
     for t in range(20):
         shown = [(piece[0], p) for piece, p in maps.predictions[t]]
         assert [i for i, _ in shown] == probabilities[t].argsort(descending=True)[:5].tolist()
-        np.testing.assert_allclose([p for _, p in shown], probabilities[t].sort(descending=True).values[:5].detach(), rtol=1e-5)
+        np.testing.assert_allclose(
+            [p for _, p in shown],
+            probabilities[t].sort(descending=True).values[:5].detach(),
+            rtol=1e-5,
+        )
     expected = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="none")
     np.testing.assert_allclose(maps.losses, expected.detach(), rtol=1e-5)
 
@@ -103,7 +109,9 @@ def test_a_record_that_does_not_fit_is_refused():
     model = tiny_model()
     with record_attention(model) as record:
         model(torch.zeros(1, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="5 tokens were recorded; given were 4 tokens and 4 labels"):
+    with pytest.raises(
+        ValueError, match="5 tokens were recorded; given were 4 tokens and 4 labels"
+    ):
         AttentionMaps.from_record(record, [1, 2, 3, 4])
     with pytest.raises(ValueError, match="5 tokens and 2 labels"):
         AttentionMaps.from_record(record, [1, 2, 3, 4, 5], labels=["a", "b"])
@@ -117,7 +125,9 @@ def test_select_by_number():
     assert (part.layers, part.heads, part.whole) == ([1], [2, 0], False)
     assert np.array_equal(part.weights(1), maps.weights(1)[[2, 0]])
     assert maps.select().whole
-    with pytest.raises(ValueError, match="there is no head 3; heads are counted from 0 and end at 2"):
+    with pytest.raises(
+        ValueError, match="there is no head 3; heads are counted from 0 and end at 2"
+    ):
         maps.select(heads=[3])
 
 

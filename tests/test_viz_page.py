@@ -40,11 +40,15 @@ class Elements(HTMLParser):
             self.texts[self.open] += text
 
     def scripts(self):
-        return {a.get("id"): self.texts[i] for i, (tag, a) in enumerate(self.found) if tag == "script"}
+        return {
+            a.get("id"): self.texts[i] for i, (tag, a) in enumerate(self.found) if tag == "script"
+        }
 
 
 def held(text):
-    """The page's data, and the numbers of each head as the browser unpacks them: id -> {q, k, v}, (T, K)."""
+    """The page's data, and the numbers of each head as the browser unpacks them: id -> {q, k, v},
+    (T, K).
+    """
     scripts = Elements(text).scripts()
     data, heads = json.loads(scripts["data"]), {}
     n_token, d_head, names = len(data["tokens"]), data["dHead"], "qkv" if data["values"] else "qk"
@@ -55,7 +59,9 @@ def held(text):
             if data["bits"] == 16:
                 scales = np.frombuffer(block[: scales.nbytes], np.float32).reshape(scales.shape)
                 block = block[scales.nbytes :]
-            array = np.frombuffer(block, np.float32 if data["bits"] == 32 else np.int16).reshape(len(names), n_token, d_head)
+            array = np.frombuffer(block, np.float32 if data["bits"] == 32 else np.int16).reshape(
+                len(names), n_token, d_head
+            )
             heads[name] = dict(zip(names, array * scales, strict=True))
     return data, heads
 
@@ -74,7 +80,9 @@ def test_the_numbers_held_give_the_models_weights():
     assert len(heads) == 6
     for layer in (0, 1):
         for head in (0, 1, 2):
-            assert np.array_equal(weights(heads[f"head-{layer}-{head}"], data), maps.weights(layer)[head])
+            assert np.array_equal(
+                weights(heads[f"head-{layer}-{head}"], data), maps.weights(layer)[head]
+            )
             assert np.array_equal(heads[f"head-{layer}-{head}"]["v"], maps.v[layer, head])
 
 
@@ -87,7 +95,11 @@ def test_sixteen_bits_where_they_hold_and_values_left_out_where_they_must(monkey
         data, heads = held(render_page(maps, max_bytes=limit))
         assert (data["bits"], data["values"]) == (16, values)
         found = {name: weights(head, data) for name, head in heads.items()}
-        errors = [np.abs(found[f"head-{i}-{j}"] - maps.weights(i)[j]).max() for i in (0, 1) for j in (0, 1, 2)]
+        errors = [
+            np.abs(found[f"head-{i}-{j}"] - maps.weights(i)[j]).max()
+            for i in (0, 1)
+            for j in (0, 1, 2)
+        ]
         assert max(errors) == pytest.approx(data["error"], abs=1e-6)
         assert 0 < max(errors) <= page.TOLERANCE
     monkeypatch.setattr(page, "TOLERANCE", 1e-9)
@@ -97,21 +109,35 @@ def test_sixteen_bits_where_they_hold_and_values_left_out_where_they_must(monkey
 
 def test_too_much_is_refused_with_the_way_out():
     maps = tiny_maps("a" * 128)
-    with pytest.raises(UserError, match=r"2 layers x 3 heads x 128 tokens .* \d\.\d MB; the limit is 0\.2 MB\nchoose"):
+    with pytest.raises(
+        UserError,
+        match=r"2 layers x 3 heads x 128 tokens .* \d\.\d MB; the limit is 0\.2 MB\nchoose",
+    ):
         render_page(maps, max_bytes=160_000)
 
 
 def test_the_page_may_load_nothing_and_run_only_itself():
     text = render_page(tiny_maps())
     elements = Elements(text)
-    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"]
+        for tag, a in elements.found
+        if a.get("http-equiv") == "Content-Security-Policy"
+    )
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
     assert rules["img-src"] == "data:"
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
-        run = [elements.texts[i] for i, (found, a) in enumerate(elements.found) if found == tag and "type" not in a]
+        run = [
+            elements.texts[i]
+            for i, (found, a) in enumerate(elements.found)
+            if found == tag and "type" not in a
+        ]
         assert len(run) == 1
-        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(run[0].encode()).digest()).decode()}'"
+        assert (
+            rules[rule]
+            == f"'sha256-{base64.b64encode(hashlib.sha256(run[0].encode()).digest()).decode()}'"
+        )
     for tag, attributes in elements.found:
         assert not {"src", "srcset", "style", "action", "data", "poster"} & attributes.keys()
         assert not [name for name in attributes if name.startswith("on")]
@@ -120,7 +146,10 @@ def test_the_page_may_load_nothing_and_run_only_itself():
 
 
 def test_text_can_not_become_markup():
-    plain, nasty = (Elements(render_page(tiny_maps(text), title=text)) for text in ("x" * len(NASTY.encode()), NASTY))
+    plain, nasty = (
+        Elements(render_page(tiny_maps(text), title=text))
+        for text in ("x" * len(NASTY.encode()), NASTY)
+    )
     assert [tag for tag, _ in nasty.found] == [tag for tag, _ in plain.found]
     assert NASTY.split(" ")[0] in nasty.texts[[tag for tag, _ in nasty.found].index("title")]
 
@@ -144,7 +173,18 @@ def test_labels_words_and_predictions():
     model = tiny_model()
     maps = read_text(model, list(b"It is\nso\xe2\x80"), bytes)
     data, _ = held(render_page(maps, measure_roles(maps), facts=["a fact"]))
-    assert data["tokens"] == [["I"], ["t"], ["␣", " "], ["i"], ["s"], ["↵", "\n"], ["s"], ["o"], ["⟨E2⟩"], ["⟨80⟩"]]
+    assert data["tokens"] == [
+        ["I"],
+        ["t"],
+        ["␣", " "],
+        ["i"],
+        ["s"],
+        ["↵", "\n"],
+        ["s"],
+        ["o"],
+        ["⟨E2⟩"],
+        ["⟨80⟩"],
+    ]
     assert data["words"] == [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
     assert data["wordTokens"] == [["It"], ["␣is", " is"], ["↵", "\n"], ["so⟨E2 80⟩"]]
     assert [len(row) for row in data["predictions"]] == [5] * 10
@@ -158,7 +198,11 @@ def test_a_run_that_diverged_still_makes_a_page(tmp_path):
         weight.data[:] = float("nan")
     save_probe(tmp_path, 0, model, [1, 2, 3])
     curve = [(0, 4.0, float("inf")), (5, float("nan"), 1)]
-    data, _ = held(render_page(read_text(model, [1, 2, 3], bytes), probe=load_probe(tmp_path, bytes), curve=curve))
+    data, _ = held(
+        render_page(
+            read_text(model, [1, 2, 3], bytes), probe=load_probe(tmp_path, bytes), curve=curve
+        )
+    )
     assert data["losses"] == [None, None]
     assert data["learning"]["curve"] == [[0, 4, None], [5, None, 1]]
 
@@ -179,8 +223,13 @@ def test_snapshots_are_held_as_room_allows(tmp_path):
     data, _ = held(whole)
     assert data["learning"]["steps"] == list(range(0, 90, 10))
     assert data["learning"]["curve"] == [pytest.approx(list(point)) for point in curve]
-    assert zlib.decompress(base64.b64decode(Elements(whole).scripts()["snapshot-3"])) == probe.maps[3].tobytes()
-    some, files = page._learning(probe, curve, 4.5 / 9 * sum(len(zlib.compress(x.tobytes(), 9)) for x in probe.maps) * 4 / 3)
+    assert (
+        zlib.decompress(base64.b64decode(Elements(whole).scripts()["snapshot-3"]))
+        == probe.maps[3].tobytes()
+    )
+    some, files = page._learning(
+        probe, curve, 4.5 / 9 * sum(len(zlib.compress(x.tobytes(), 9)) for x in probe.maps) * 4 / 3
+    )
     assert some["steps"] == [0, 30, 60, 80]
     assert len(files) == len(some["scores"]) == len(some["called"]) == 4
     assert page._learning(probe, curve, 10) == (None, {})

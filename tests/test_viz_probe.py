@@ -22,10 +22,16 @@ def test_a_snapshot_holds_the_maps_and_scores(tmp_path):
     maps = read_text(model, TOKENS[:128], bytes)
     lower = np.tril_indices(128)
     for layer in range(2):
-        np.testing.assert_allclose(found.maps[0][layer] / 255, maps.weights(layer)[:, *lower], atol=0.5 / 255 + 1e-6)
+        np.testing.assert_allclose(
+            found.maps[0][layer] / 255, maps.weights(layer)[:, *lower], atol=0.5 / 255 + 1e-6
+        )
     measured, marks = measure_roles(maps, induction_scores(model)), list(ROLES).index("punctuation")
-    np.testing.assert_allclose(np.delete(found.scores[0], marks, -1), np.delete(measured.scores, marks, -1), atol=1e-6)
-    np.testing.assert_allclose(found.scores[0, ..., marks], measured.scores[..., marks], atol=0.03)  # from the 8-bit maps
+    np.testing.assert_allclose(
+        np.delete(found.scores[0], marks, -1), np.delete(measured.scores, marks, -1), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        found.scores[0, ..., marks], measured.scores[..., marks], atol=0.03
+    )  # from the 8-bit maps
     np.testing.assert_allclose(found.uniform, measured.uniform, atol=1e-6)
     np.testing.assert_allclose(found.entropy[0], measured.entropy, atol=1e-5)
 
@@ -41,7 +47,9 @@ def test_saving_touches_no_random_state_and_leaves_nothing_half_written(tmp_path
     assert all(parameter.grad is None for parameter in model.parameters())
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000.npz"]
     maps = read_text(model.eval(), TOKENS[:128], bytes)
-    np.testing.assert_allclose(load_probe(tmp_path, bytes).entropy[0, 1], roles.mean_entropy(maps.weights(1)), atol=1e-5)
+    np.testing.assert_allclose(
+        load_probe(tmp_path, bytes).entropy[0, 1], roles.mean_entropy(maps.weights(1)), atol=1e-5
+    )
 
 
 def test_short_contexts_and_many_heads_read_fewer_tokens(tmp_path, monkeypatch):
@@ -83,7 +91,9 @@ def test_damaged_and_foreign_snapshots_are_left_out(tmp_path):
     save_probe(tmp_path, 0, model, TOKENS[1:])  # another text
     for step in (5, 10):
         save_probe(tmp_path, step, model, TOKENS)
-    (tmp_path / "step-000000007.npz").write_bytes((tmp_path / "step-000000005.npz").read_bytes()[:300])
+    (tmp_path / "step-000000007.npz").write_bytes(
+        (tmp_path / "step-000000005.npz").read_bytes()[:300]
+    )
     (tmp_path / "step-000000008.npz").write_bytes(b"")
     assert load_probe(tmp_path, bytes).steps == [5, 10]
 
@@ -92,7 +102,11 @@ def test_forming_names_the_first_step_and_head():
     uniform = np.full(len(ROLES), 0.1)
     scores = np.full((3, 2, 2, len(ROLES)), 0.1)
     induction = list(ROLES).index("induction")
-    scores[1, 1, 0, induction], scores[2, 1, 0, induction], scores[2, 0, 1, induction] = 0.47, 0.5, 0.9
+    scores[1, 1, 0, induction], scores[2, 1, 0, induction], scores[2, 0, 1, induction] = (
+        0.47,
+        0.5,
+        0.9,
+    )
     found = probe.Probe([0, 50, 100], [], [], [], scores, uniform, np.zeros((3, 2, 2))).forming()
     assert found["induction"] == (50, 1, 0)  # 0.47 is 0.41 of the way from 0.1 to 1
     assert found["previous"] is None
@@ -101,7 +115,11 @@ def test_forming_names_the_first_step_and_head():
 def test_window_models_are_measured_within_their_window(tmp_path):
     save_probe(tmp_path, 0, tiny_model(window=4), TOKENS)
     found = load_probe(tmp_path, bytes)
-    assert found.uniform[list(ROLES).index("previous")] == pytest.approx(np.mean([1 / 2, 1 / 3] + [1 / 4] * 125), abs=1e-6)
+    assert found.uniform[list(ROLES).index("previous")] == pytest.approx(
+        np.mean([1 / 2, 1 / 3] + [1 / 4] * 125), abs=1e-6
+    )
     target = [b in b":,.\n" for b in TOKENS[:128]]
     shares = [np.mean(target[max(0, t - 3) : t + 1]) for t in range(128)]
-    assert found.uniform[list(ROLES).index("punctuation")] == pytest.approx(np.mean([x for x in shares if 0 < x < 1]), abs=1e-6)
+    assert found.uniform[list(ROLES).index("punctuation")] == pytest.approx(
+        np.mean([x for x in shares if 0 < x < 1]), abs=1e-6
+    )

@@ -9,7 +9,15 @@ from torch import nn
 from model.attention import CausalSelfAttention, Mask, fused_attention
 from model.config import ModelConfig
 from viz import roles
-from viz.roles import ROLES, ablate_heads, induction_scores, measure_roles, name_roles, role_targets, target_weight
+from viz.roles import (
+    ROLES,
+    ablate_heads,
+    induction_scores,
+    measure_roles,
+    name_roles,
+    role_targets,
+    target_weight,
+)
 
 TEXT = b"ab, ab,\nb"
 ALLOWED = np.tri(len(TEXT), dtype=bool)
@@ -27,7 +35,11 @@ def test_the_roles_are_those_measured():
 @pytest.mark.parametrize("role", ROLES)
 def test_a_perfect_head_scores_1_and_a_uniform_head_the_baseline(role):
     target = targets()[role] & ALLOWED
-    perfect = np.where(target.any(-1, keepdims=True), target / np.maximum(target.sum(-1, keepdims=True), 1), UNIFORM)
+    perfect = np.where(
+        target.any(-1, keepdims=True),
+        target / np.maximum(target.sum(-1, keepdims=True), 1),
+        UNIFORM,
+    )
     away = (ALLOWED & ~target) / np.maximum((ALLOWED & ~target).sum(-1, keepdims=True), 1)
     scores, uniform = target_weight(np.stack([perfect, UNIFORM, away]), targets()[role], ALLOWED)
     np.testing.assert_allclose(scores, [1, uniform, 0], atol=1e-12)
@@ -36,7 +48,10 @@ def test_a_perfect_head_scores_1_and_a_uniform_head_the_baseline(role):
 
 def test_targets_of_the_literal_text():
     """a b , ␣ a b , ↵ b: positions 0 to 8."""
-    found = {role: [(t, s) for t, s in np.argwhere(target & ALLOWED).tolist()] for role, target in targets().items()}
+    found = {
+        role: [(t, s) for t, s in np.argwhere(target & ALLOWED).tolist()]
+        for role, target in targets().items()
+    }
     assert found["previous"] == [(t, t - 1) for t in range(1, 9)]
     assert found["first"] == [(t, 0) for t in range(9)]
     assert found["self"] == [(t, t) for t in range(9)]
@@ -47,12 +62,16 @@ def test_targets_of_the_literal_text():
 
 
 def test_uniform_baselines_by_hand():
-    """Row t allows t + 1 keys, of which one is the target; row 0, with nothing else to look at, doesn't count."""
+    """Row t allows t + 1 keys, of which one is the target; row 0, with nothing else to look at,
+    doesn't count.
+    """
     weights = np.stack([UNIFORM])
     by_hand = sum(1 / (t + 1) for t in range(1, 9)) / 8
     for role in ("previous", "first", "self"):
         assert target_weight(weights, targets()[role], ALLOWED)[1] == pytest.approx(by_hand)
-    assert target_weight(weights, targets()["local"], ALLOWED)[1] == pytest.approx(8 / 9)  # the last row alone reaches farther
+    assert target_weight(weights, targets()["local"], ALLOWED)[1] == pytest.approx(
+        8 / 9
+    )  # the last row alone reaches farther
 
 
 def test_a_role_without_targets_is_unknown():
@@ -70,9 +89,16 @@ def test_punctuation_counts_marks_and_newlines_but_no_half_characters():
 def test_entropy_and_profile():
     even = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [1 / 3] * 3 + [0], [0.25] * 4])
     sharp = np.eye(4)
-    assert roles.mean_entropy(np.stack([even, sharp])) == pytest.approx([(0 + 1 + np.log2(3) + 2) / 4, 0])
+    assert roles.mean_entropy(np.stack([even, sharp])) == pytest.approx(
+        [(0 + 1 + np.log2(3) + 2) / 4, 0]
+    )
     profile = roles.distance_profile(np.stack([even, sharp]))
-    by_hand = [(1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, (1 / 2 + 1 / 3 + 1 / 4) / 3, (1 / 3 + 1 / 4) / 2, 1 / 4]
+    by_hand = [
+        (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4,
+        (1 / 2 + 1 / 3 + 1 / 4) / 3,
+        (1 / 3 + 1 / 4) / 2,
+        1 / 4,
+    ]
     np.testing.assert_allclose(profile[0], by_hand)
     np.testing.assert_allclose(profile[1], [1, 0, 0, 0])
 
@@ -92,11 +118,15 @@ def test_names_prefer_the_narrow_role_and_need_the_threshold():
 
 
 class InductionModel(nn.Module):
-    """One layer of two heads: head 0 looks from a token at what followed it before, head 1 at itself."""
+    """One layer of two heads: head 0 looks from a token at what followed it before, head 1 at
+    itself.
+    """
 
     def __init__(self, vocab_size, context_length):
         super().__init__()
-        self.config = ModelConfig(n_layer=1, n_head=2, d_model=2, context_length=context_length, window=0)
+        self.config = ModelConfig(
+            n_layer=1, n_head=2, d_model=2, context_length=context_length, window=0
+        )
         self.vocab_size, self.embed = vocab_size, nn.Embedding(vocab_size, 2)
         self.layer = CausalSelfAttention(self.config, fused_attention)
 
@@ -122,7 +152,9 @@ def test_induction_leaves_random_state_alone_and_runs_on_tiny_models():
     after = torch.get_rng_state(), np.random.get_state()[1].copy()
     assert scores.shape == (2, 3)
     assert np.isfinite(scores).all()
-    assert np.isnan(induction_scores(tiny_model(context_length=1))[0]).all()  # nothing can be said twice
+    assert np.isnan(
+        induction_scores(tiny_model(context_length=1))[0]
+    ).all()  # nothing can be said twice
     assert torch.equal(before[0], after[0])
     assert np.array_equal(before[1], after[1])
 
@@ -133,15 +165,21 @@ def test_measured_on_a_text():
     order = list(ROLES)
     for layer in range(2):
         weights = maps.weights(layer)
-        assert measured.scores[layer, :, order.index("previous")] == pytest.approx(np.diagonal(weights, -1, 1, 2).mean(-1))
-        assert measured.scores[layer, :, order.index("first")] == pytest.approx(weights[:, 1:, 0].mean(-1))
+        assert measured.scores[layer, :, order.index("previous")] == pytest.approx(
+            np.diagonal(weights, -1, 1, 2).mean(-1)
+        )
+        assert measured.scores[layer, :, order.index("first")] == pytest.approx(
+            weights[:, 1:, 0].mean(-1)
+        )
     assert (measured.scores[..., order.index("induction")] == 0.25).all()
     assert measured.entropy.shape == (2, 3)
     part = measure_roles(maps.select([1], [2]), (np.arange(6).reshape(2, 3), 0.02))
     assert part.scores[0, 0, order.index("induction")] == 5
     report = roles.report(part, [1], [2])
     assert [(head["layer"], head["head"]) for head in report["heads"]] == [(1, 2)]
-    assert report["heads"][0]["scores"]["previous"] == pytest.approx(measured.scores[1, 2, 0], abs=1e-6)
+    assert report["heads"][0]["scores"]["previous"] == pytest.approx(
+        measured.scores[1, 2, 0], abs=1e-6
+    )
 
 
 def test_ablating_is_zeroing_the_columns_that_read_the_head():
@@ -158,6 +196,9 @@ def test_ablating_is_zeroing_the_columns_that_read_the_head():
 
 
 def test_ablating_a_head_that_is_not_there():
-    expected = pytest.raises(ValueError, match=r"there is no head 2\.0; layers and heads are counted from 0, the last is 1\.2")
+    expected = pytest.raises(
+        ValueError,
+        match=r"there is no head 2\.0; layers and heads are counted from 0, the last is 1\.2",
+    )
     with expected, ablate_heads(tiny_model(), [(2, 0)]):
         pass

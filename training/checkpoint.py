@@ -21,7 +21,9 @@ LATEST, BEST = "checkpoint.pt", "best.pt"
 
 @dataclass
 class Checkpoint:
-    """Everything that `resume` and sampling need; sampling needs no other file. Plain containers and tensors throughout."""
+    """Everything that `resume` and sampling need; sampling needs no other file. Plain containers
+    and tensors throughout.
+    """
 
     step: int
     """Updates made."""
@@ -45,10 +47,11 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant `path` is the old file or the
-    new, whole.
+    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant
+    `path` is the old file or the new, whole.
 
-    Raises OSError where it can't be written; the old file is then untouched and the temporary one gone.
+    Raises OSError where it can't be written; the old file is then untouched and the temporary one
+    gone.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -61,7 +64,9 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         raise OSError(f"{path} can't be written: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself reaches the disk too (there is no such call on Windows)
+    if hasattr(
+        os, "O_DIRECTORY"
+    ):  # the rename itself reaches the disk too (there is no such call on Windows)
         folder = os.open(path.parent, os.O_DIRECTORY)
         os.fsync(folder)
         os.close(folder)
@@ -70,8 +75,8 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 class Saver:
     """Writes checkpoints in a thread, one at a time, so that training waits for no disk.
 
-    What is handed over must be a copy that nobody changes (`distributed.gather` makes one). Raises MachineError, at the next
-    call, where a file couldn't be written: the old one is as it was.
+    What is handed over must be a copy that nobody changes (`distributed.gather` makes one). Raises
+    MachineError, at the next call, where a file couldn't be written: the old one is as it was.
     """
 
     def __init__(self):
@@ -108,9 +113,11 @@ class Saver:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU. Its code is never run: `weights_only` admits tensors and plain containers alone.
+    """Read a checkpoint onto the CPU. Its code is never run: `weights_only` admits tensors and
+    plain containers alone.
 
-    Raises UserError where the file is missing, truncated, of another program or version, or would run code.
+    Raises UserError where the file is missing, truncated, of another program or version, or would
+    run code.
     """
     path = Path(path)
     if not path.is_file():
@@ -118,13 +125,17 @@ def load(path: str | Path) -> Checkpoint:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged or hostile file can raise nearly anything
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        reason = (
+            str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        )
         raise UserError(
             f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})"
         ) from None
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
-        raise UserError(f"{path} is no checkpoint of this program (version {version!r}, this one reads {VERSION})")
+        raise UserError(
+            f"{path} is no checkpoint of this program (version {version!r}, this one reads {VERSION})"
+        )
     wanted = {f.name for f in fields(Checkpoint)}
     if state.keys() != wanted:
         raise UserError(
@@ -134,13 +145,17 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def find(run: str | Path) -> Path:
-    """The checkpoint file meant by a run folder (best.pt, else checkpoint.pt) or by a file's own path."""
+    """The checkpoint file meant by a run folder (best.pt, else checkpoint.pt) or by a file's own
+    path.
+    """
     run = Path(run)
     if run.is_dir():
         for name in (BEST, LATEST):
             if (run / name).exists():
                 return run / name
-        raise UserError(f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written")
+        raise UserError(
+            f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written"
+        )
     if not run.exists():
         raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
     return run
@@ -158,8 +173,12 @@ def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | P
         raise UserError(f"the weights in {origin} don't fit this model: {reason}") from None
 
 
-def open_run(run: str | Path, device: str = "cpu", attend: Attend = fused_attention) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """The model (float32, in eval mode), tokenizer and checkpoint of a run folder or checkpoint file. Raises UserError."""
+def open_run(
+    run: str | Path, device: str = "cpu", attend: Attend = fused_attention
+) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """The model (float32, in eval mode), tokenizer and checkpoint of a run folder or checkpoint
+    file. Raises UserError.
+    """
     path = find(run)
     checkpoint = load(path)
     tokenizer = load_tokenizer(checkpoint.tokenizer)

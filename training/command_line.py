@@ -17,14 +17,20 @@ def list_presets() -> str:
     width = max(map(len, PRESETS))
     lines = [f"  {name:{width}}  {description}" for name, (description, _) in PRESETS.items()]
     lines = ["usage: python train.py PRESET [--field value ...]", "", "presets:", *lines, ""]
-    lines += ["  or the config.json of a run, to repeat or vary it", "", "options of a preset: python train.py PRESET --help"]
+    lines += [
+        "  or the config.json of a run, to repeat or vary it",
+        "",
+        "options of a preset: python train.py PRESET --help",
+    ]
     return "\n".join(lines)
 
 
 def parse(arguments: list[str]) -> Config | None:
-    """The configuration that the arguments describe; None where there are none and the presets are to be listed.
+    """The configuration that the arguments describe; None where there are none and the presets are
+    to be listed.
 
-    Raises UserError for a preset that doesn't exist; tyro itself exits with code 2 for an option or value that doesn't.
+    Raises UserError for a preset that doesn't exist; tyro itself exits with code 2 for an option or
+    value that doesn't.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         return None
@@ -38,16 +44,29 @@ def parse(arguments: list[str]) -> Config | None:
     else:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"there is no preset or config.json {name!r}: {hint}presets are {', '.join(PRESETS)}")
+        raise UserError(
+            f"there is no preset or config.json {name!r}: {hint}presets are {', '.join(PRESETS)}"
+        )
     flat = (tyro.conf.OmitArgPrefixes,)
-    config = tyro.cli(Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat)
-    return config if config.run.out else Config.from_dict(config.to_dict() | {"run": config.to_dict()["run"] | {"out": out}})
+    config = tyro.cli(
+        Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat
+    )
+    return (
+        config
+        if config.run.out
+        else Config.from_dict(config.to_dict() | {"run": config.to_dict()["run"] | {"out": out}})
+    )
 
 
 def preparing_command(folder: str) -> str:
     """The command that prepares the data folder a preset names: data/prepared/CORPUS-TOKENIZER."""
     corpus, _, tokenizer = Path(folder).name.rpartition("-")
-    if Path(folder).parent == Path("data/prepared") and tokenizer in ("char", "byte", "bpe", "gpt2"):
+    if Path(folder).parent == Path("data/prepared") and tokenizer in (
+        "char",
+        "byte",
+        "bpe",
+        "gpt2",
+    ):
         if corpus in ("shakespeare", "tinyshakespeare", "stdlib"):
             return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
         return f"python -m data.prepare YOUR_TEXT --tokenizer {tokenizer} --out {folder}"
@@ -57,4 +76,6 @@ def preparing_command(folder: str) -> str:
 def check_data(config: Config) -> None:
     """Raise UserError, with the command that mends it, where the data isn't prepared."""
     if not Path(config.data.data, "dataset.json").exists():
-        raise UserError(f"{config.data.data} isn't prepared. Run this first:\n  {preparing_command(config.data.data)}")
+        raise UserError(
+            f"{config.data.data} isn't prepared. Run this first:\n  {preparing_command(config.data.data)}"
+        )

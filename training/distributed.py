@@ -1,7 +1,8 @@
 """One process or many: torchrun's group, DDP, FSDP2. With one process nothing here does anything.
 
-DDP holds the whole model in every process and averages gradients. FSDP2 holds a share of every tensor and gathers a block when it
-is its turn (Rajbhandari et al. 2020, "ZeRO", stage 3). Either makes the same steps as one process, up to the order of float sums.
+DDP holds the whole model in every process and averages gradients. FSDP2 holds a share of every
+tensor and gathers a block when it is its turn (Rajbhandari et al. 2020, "ZeRO", stage 3). Either
+makes the same steps as one process, up to the order of float sums.
 """
 
 import contextlib
@@ -42,7 +43,9 @@ class Processes:
         return f"cuda:{self.local_rank}" if device == "cuda" and self.count > 1 else device
 
     def shard(self, model: nn.Module) -> None:
-        """With FSDP2, leave in this process its share of each tensor: block by block, then what is left."""
+        """With FSDP2, leave in this process its share of each tensor: block by block, then what is
+        left.
+        """
         if self.is_sharded:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -55,7 +58,9 @@ class Processes:
         """With DDP, the module whose backward pass averages gradients; else `model` itself."""
         if self.count > 1 and self.strategy == "ddp":
             ids = [torch.device(device).index] if device.startswith("cuda") else None
-            return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+            return nn.parallel.DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=True
+            )
         return model
 
     def accumulating(self, model: nn.Module, is_last: bool) -> contextlib.AbstractContextManager:
@@ -63,13 +68,19 @@ class Processes:
 
         FSDP2 does so with each, as unsharded gradients are what it is there to avoid.
         """
-        return model.no_sync() if self.count > 1 and not self.is_sharded and not is_last else contextlib.nullcontext()
+        return (
+            model.no_sync()
+            if self.count > 1 and not self.is_sharded and not is_last
+            else contextlib.nullcontext()
+        )
 
     def sum(self, *numbers: float | Tensor, device: str = "cpu") -> list[float]:
         """Each number summed over the processes."""
         if self.count == 1:
             return [float(number) for number in numbers]
-        total = torch.tensor([float(number) for number in numbers], dtype=torch.float64, device=device)
+        total = torch.tensor(
+            [float(number) for number in numbers], dtype=torch.float64, device=device
+        )
         dist.all_reduce(total)
         return total.tolist()
 
@@ -80,9 +91,11 @@ class Processes:
 
 
 def start(config: Config) -> Processes:
-    """Join the group that torchrun has announced in the environment; without one, a single process needs no group.
+    """Join the group that torchrun has announced in the environment; without one, a single process
+    needs no group.
 
-    `config` is resolved. Raises UserError where the configuration can't be shared among the processes.
+    `config` is resolved. Raises UserError where the configuration can't be shared among the
+    processes.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -98,26 +111,32 @@ def start(config: Config) -> Processes:
             "muon needs whole matrices, which fsdp does not keep in one process: use --optimizer adamw or --strategy ddp"
         )
     if run.strategy == "fsdp" and run.precision == "float16":
-        raise UserError("float16's gradient scaler does not work with fsdp: use --precision bfloat16 or --strategy ddp")
+        raise UserError(
+            "float16's gradient scaler does not work with fsdp: use --precision bfloat16 or --strategy ddp"
+        )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if run.device.startswith("cuda"):
         if local_rank >= torch.cuda.device_count():
-            raise UserError(f"{local_rank + 1} processes or more on a machine with {torch.cuda.device_count()} GPUs")
+            raise UserError(
+                f"{local_rank + 1} processes or more on a machine with {torch.cuda.device_count()} GPUs"
+            )
         torch.cuda.set_device(local_rank)
     store, rank, _ = next(dist.rendezvous("env://"))
     attempt = os.environ.get(
         "TORCHELASTIC_RESTART_COUNT", "0"
     )  # torchrun keeps its store over a restart: set the old addresses apart
     backend = "nccl" if run.device.startswith("cuda") else "gloo"
-    dist.init_process_group(backend, store=dist.PrefixStore(attempt, store), rank=rank, world_size=count)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(attempt, store), rank=rank, world_size=count
+    )
     return Processes(dist.get_rank(), count, local_rank, run.strategy)
 
 
 def leave(code: int) -> int:
     """Leave the group, if there is one, and the process with it; else give the exit code back.
 
-    Python's own exit is passed by: gloo's threads, where FSDP2 has used them, now and then abort it, and torchrun would take the
-    run for failed.
+    Python's own exit is passed by: gloo's threads, where FSDP2 has used them, now and then abort
+    it, and torchrun would take the run for failed.
     """
     if not dist.is_initialized():
         return code
@@ -129,9 +148,11 @@ def leave(code: int) -> int:
 
 
 def gather(state: Any, keep: bool) -> Any:
-    """The same containers with every tensor whole and copied to the CPU, None in its place where `keep` is False.
+    """The same containers with every tensor whole and copied to the CPU, None in its place where
+    `keep` is False.
 
-    All processes must call it together; the main one alone need keep what comes of it, so that memory holds the state once.
+    All processes must call it together; the main one alone need keep what comes of it, so that
+    memory holds the state once.
     """
     if isinstance(state, dict):
         return {key: gather(value, keep) for key, value in state.items()}
@@ -148,13 +169,20 @@ def scatter_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def cut(parameter: Tensor, value: Any) -> Any:
-        if not hasattr(parameter, "full_tensor") or not isinstance(value, Tensor) or value.shape != parameter.shape:
+        if (
+            not hasattr(parameter, "full_tensor")
+            or not isinstance(value, Tensor)
+            or value.shape != parameter.shape
+        ):
             return value
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return distribute_tensor(
+            value.to(parameter.device), parameter.device_mesh, parameter.placements
+        )
 
     cut_state = {
-        index: {name: cut(parameters[index], value) for name, value in values.items()} for index, values in state["state"].items()
+        index: {name: cut(parameters[index], value) for name, value in values.items()}
+        for index, values in state["state"].items()
     }
     return {"state": cut_state, "param_groups": state["param_groups"]}

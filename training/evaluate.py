@@ -13,7 +13,9 @@ from training.distributed import Processes
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
     """-log softmax(logits)[target] in nats, computed in float32."""
-    return F.cross_entropy(logits_BTV.flatten(0, -2).float(), targets_BT.flatten(), reduction=reduction)
+    return F.cross_entropy(
+        logits_BTV.flatten(0, -2).float(), targets_BT.flatten(), reduction=reduction
+    )
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -23,27 +25,37 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 @torch.no_grad()
 def split_loss(
-    model: nn.Module, tokens: np.ndarray, batch_size: int, n_window: int = 0, processes: Processes | None = None
+    model: nn.Module,
+    tokens: np.ndarray,
+    batch_size: int,
+    n_window: int = 0,
+    processes: Processes | None = None,
 ) -> float:
-    """Mean loss in nats per token over consecutive windows of the split; the model's mode is kept, its dropout is off.
+    """Mean loss in nats per token over consecutive windows of the split; the model's mode is kept,
+    its dropout is off.
 
-    With `n_window` 0 it is the whole-split loss: non-overlapping windows of context_length, every token but the first predicted
-    exactly once. Else it reads `n_window` of those windows, evenly spaced, the same ones each time. `batch_size` windows are read
-    at once; several processes take turns.
+    With `n_window` 0 it is the whole-split loss: non-overlapping windows of context_length, every
+    token but the first predicted exactly once. Else it reads `n_window` of those windows, evenly
+    spaced, the same ones each time. `batch_size` windows are read at once; several processes take
+    turns.
     """
     processes = processes or Processes()
     windows = split_windows(tokens, model.config.context_length)
     if 0 < n_window < len(windows):
         windows = [windows[i * len(windows) // n_window] for i in range(n_window)]
     batches = [windows[i : i + batch_size] for i in range(0, len(windows), batch_size)]
-    if len({end - start for start, end in batches[-1]}) > 1:  # the last window is short, and tensors are rectangular
+    if (
+        len({end - start for start, end in batches[-1]}) > 1
+    ):  # the last window is short, and tensors are rectangular
         batches[-1:] = [batches[-1][:-1], batches[-1][-1:]]
     device, total, count = next(model.parameters()).device, 0.0, 0
     was_training = model.training
     model.eval()
     for first in range(0, len(batches), processes.count):
         mine = first + processes.rank
-        batch = batches[min(mine, len(batches) - 1)]  # sharded models run in step: a process with nothing left reads along
+        batch = batches[
+            min(mine, len(batches) - 1)
+        ]  # sharded models run in step: a process with nothing left reads along
         rows = np.stack([tokens[start : end + 1] for start, end in batch]).astype(np.int64)
         both = torch.from_numpy(rows).to(device)
         loss = cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
@@ -55,14 +67,22 @@ def split_loss(
 
 
 def evaluate(
-    model: nn.Module, dataset: Dataset, batch_size: int, n_window: int, processes: Processes | None = None
+    model: nn.Module,
+    dataset: Dataset,
+    batch_size: int,
+    n_window: int,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
-    """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as in `split_loss`.
+    """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as
+    in `split_loss`.
 
-    With `n_window` 0 val_loss is of the whole split, and train_loss, beside it for comparison, of a fifth as many windows.
+    With `n_window` 0 val_loss is of the whole split, and train_loss, beside it for comparison, of a
+    fifth as many windows.
     """
     fifth = -(-len(split_windows(dataset.tokens["val"], model.config.context_length)) // 5)
-    train_loss = split_loss(model, dataset.tokens["train"], batch_size, n_window or fifth, processes)
+    train_loss = split_loss(
+        model, dataset.tokens["train"], batch_size, n_window or fifth, processes
+    )
     val_loss = split_loss(model, dataset.tokens["val"], batch_size, n_window, processes)
     return {
         "train_loss": train_loss,

@@ -1,4 +1,6 @@
-"""A trained model made ready to draw tokens: the same function, its weights laid out for a few rows at a time."""
+"""A trained model made ready to draw tokens: the same function, its weights laid out for a few rows
+at a time.
+"""
 
 import functools
 from collections.abc import Callable
@@ -13,12 +15,14 @@ from training.runtime import DTYPES, device_name
 
 
 def prepare_for_sampling(model: GPT, precision: str) -> None:
-    """Lay linear layers and norms out for drawing tokens, in place; the model can't be trained afterwards.
+    """Lay linear layers and norms out for drawing tokens, in place; the model can't be trained
+    afterwards.
 
-    Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and values become one product, and
-    weights are kept in `precision` (norms, embeddings and softmax stay in float32: to be run under `autocast`). In float32 on a
-    CPU not made by Intel the products are shared out among the threads, see `SlabLinear`; in bfloat16 on a CPU a single token
-    goes without oneDNN, see `one_by_one`.
+    Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and
+    values become one product, and weights are kept in `precision` (norms, embeddings and softmax
+    stay in float32: to be run under `autocast`). In float32 on a CPU not made by Intel the products
+    are shared out among the threads, see `SlabLinear`; in bfloat16 on a CPU a single token goes
+    without oneDNN, see `one_by_one`.
     """
     on_cpu = model.embed.weight.device.type == "cpu"
     slabs = precision == "float32" and on_cpu and "Intel" not in device_name("cpu")
@@ -26,23 +30,34 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
     def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
         """What `layers` do, side by side."""
         weight = torch.cat([layer.weight.detach() for layer in layers]).to(DTYPES[precision])
-        bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+        bias = (
+            None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+        )
         if slabs:
             return SlabLinear(weight, bias, torch.get_num_threads())
         return functools.partial(F.linear, weight=weight, bias=bias)
 
     def called(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The function of a linear layer or a norm, its weights given. Small as they are, a module's call costs as much."""
+        """The function of a linear layer or a norm, its weights given. Small as they are, a
+        module's call costs as much.
+        """
         if isinstance(layer, nn.Linear):
             return laid_out(layer)
-        options = {"normalized_shape": layer.normalized_shape, "weight": layer.weight, "eps": layer.eps}
+        options = {
+            "normalized_shape": layer.normalized_shape,
+            "weight": layer.weight,
+            "eps": layer.eps,
+        }
         if isinstance(layer, nn.RMSNorm):
             return functools.partial(torch.rms_norm, **options)
         return functools.partial(torch.layer_norm, bias=layer.bias, **options)
 
     for module in list(model.modules()):
         if isinstance(module, CausalSelfAttention):
-            product, heads = laid_out(module.query, module.key, module.value), (module.config.n_head, module.config.d_head)
+            product, heads = (
+                laid_out(module.query, module.key, module.value),
+                (module.config.n_head, module.config.d_head),
+            )
             module.projections = functools.partial(projections, product=product, heads=heads)
             del module.query, module.key, module.value
         for name, layer in list(module.named_children()):
@@ -54,10 +69,11 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
 
 
 def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function of tokens (B, T) or of their vectors (..., D), but for a single token computed without oneDNN.
+    """The same function of tokens (B, T) or of their vectors (..., D), but for a single token
+    computed without oneDNN.
 
-    To set up a bfloat16 product takes oneDNN longer than the product of one row takes; PyTorch's own, slower from two rows on,
-    needs half the time (on AMD's AVX-512).
+    To set up a bfloat16 product takes oneDNN longer than the product of one row takes; PyTorch's
+    own, slower from two rows on, needs half the time (on AMD's AVX-512).
     """
 
     @functools.wraps(function)
@@ -73,7 +89,9 @@ def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def projections(x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int]) -> tuple[Tensor, ...]:
+def projections(
+    x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int]
+) -> tuple[Tensor, ...]:
     """What `CausalSelfAttention.projections` gives, of one product for queries, keys and values."""
     return product(x_BTD).view(*x_BTD.shape[:-1], 3, *heads).permute(2, 0, 3, 1, 4).unbind()
 
@@ -81,9 +99,10 @@ def projections(x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple
 class SlabLinear:
     """x W^T + b for few rows x on a CPU, with W cut into a slab for each thread.
 
-    A product with one row reads all of W and uses each number once; on processors other than its maker's, Intel's library (MKL)
-    reads it with a single thread. Here a batched product gives each thread a slab of its own: a share of the outputs, or, for one
-    row and a matrix with fewer inputs than outputs, a share of the inputs, the parts summed at the end. Either way memory is read
+    A product with one row reads all of W and uses each number once; on processors other than its
+    maker's, Intel's library (MKL) reads it with a single thread. Here a batched product gives each
+    thread a slab of its own: a share of the outputs, or, for one row and a matrix with fewer inputs
+    than outputs, a share of the inputs, the parts summed at the end. Either way memory is read
     along the matrix's longer side.
     """
 
@@ -103,14 +122,18 @@ class SlabLinear:
             whole = weight.t().contiguous()
             self.by_output = whole.view(self.n_in, n_slab, width).transpose(0, 1)
             self.by_input = whole.view(n_slab, self.n_in // n_slab, -1)  # the same numbers
-            self.input_bias = torch.stack((bias, *bias.new_zeros(n_slab - 1, len(bias))))[:, None]  # summed, it counts once
+            self.input_bias = torch.stack((bias, *bias.new_zeros(n_slab - 1, len(bias))))[
+                :, None
+            ]  # summed, it counts once
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., n_in) -> (..., n_out)."""
         n_row = x.numel() // self.n_in
         if n_row == 1 and self.by_input is not None:
             parts = torch.baddbmm(self.input_bias, x.reshape(self.n_slab, 1, -1), self.by_input)
-            out = torch.add(*parts.unbind()) if self.n_slab == 2 else parts.sum(0)  # a sum has much to set up
+            out = (
+                torch.add(*parts.unbind()) if self.n_slab == 2 else parts.sum(0)
+            )  # a sum has much to set up
         else:
             rows = x.reshape(1, n_row, self.n_in).expand(self.n_slab, -1, -1)
             out = torch.baddbmm(self.output_bias, rows, self.by_output)

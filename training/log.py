@@ -1,4 +1,6 @@
-"""What a run tells: JSON Lines always, one progress line, Weights & Biases when asked, a loss curve at the end."""
+"""What a run tells: JSON Lines always, one progress line, Weights & Biases when asked, a loss curve
+at the end.
+"""
 
 import contextlib
 import json
@@ -34,29 +36,54 @@ def sample_entry(step: int, text: str) -> str:
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Keep the records up to `step`, so that a resumed run writes what an undisturbed one would have."""
-    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_log(path) if record["step"] <= step]
+    """Keep the records up to `step`, so that a resumed run writes what an undisturbed one would
+    have.
+    """
+    kept = [
+        json.dumps(record, ensure_ascii=False) + "\n"
+        for record in read_log(path)
+        if record["step"] <= step
+    ]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     os.replace(temporary, path)
-    samples = [sample_entry(r["step"], r["text"]) for r in map(json.loads, kept) if r["kind"] == "sample"]
+    samples = [
+        sample_entry(r["step"], r["text"]) for r in map(json.loads, kept) if r["kind"] == "sample"
+    ]
     (path.parent / "samples.txt").write_text("".join(samples), encoding="utf-8")
 
 
 class RunLog:
-    """Writes records to `folder`/log.jsonl as they come, moves the progress line, and passes numbers on to wandb.
+    """Writes records to `folder`/log.jsonl as they come, moves the progress line, and passes
+    numbers on to wandb.
 
     In a process that isn't the main one it does nothing. Times are in seconds, memory in MiB.
     """
 
-    def __init__(self, folder: Path, config: Config, start: int, flops_per_token: float, peak_flops: float, is_main: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        start: int,
+        flops_per_token: float,
+        peak_flops: float,
+        is_main: bool = True,
+    ):
         self.folder, self.is_main = folder, is_main
         self.tokens_per_step = config.optim.batch_size * config.model.context_length
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.clock, self.logged = time.perf_counter(), start
-        self.file = open(folder / "log.jsonl" if is_main else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self.bar = tqdm(total=config.optim.max_steps, initial=start, unit="step", dynamic_ncols=True, disable=not is_main)
+        self.file = open(
+            folder / "log.jsonl" if is_main else os.devnull, "a", encoding="utf-8", buffering=1
+        )
+        self.bar = tqdm(
+            total=config.optim.max_steps,
+            initial=start,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not is_main,
+        )
         if is_main and not self.bar.fp.isatty():
             self.bar.mininterval = 15.0  # a log file wants a line now and then
         self.wandb = start_wandb(folder, config, self.say) if config.run.wandb and is_main else None
@@ -68,34 +95,53 @@ class RunLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one record. A NaN or infinity is written as JSON's null."""
-        values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self.file.write(json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n")
+        values = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
+        self.file.write(
+            json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
+        )
         if self.wandb and kind != "sample":
             try:
-                self.wandb.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+                self.wandb.log(
+                    {f"{kind}/{name}": value for name, value in values.items()}, step=step
+                )
             except Exception as error:  # a tracker that fails must not end a run
                 self.say(f"warning: wandb is off from step {step} ({type(error).__name__})")
                 self.wandb = None
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what is done inside as `name`, one of PHASES. (On CUDA, forward and backward are the time to queue them.)"""
+        """Time what is done inside as `name`, one of PHASES. (On CUDA, forward and backward are the
+        time to queue them.)
+        """
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
 
     def train(self, step: int, loss: float, lr: float, grad_norm: float) -> None:
-        """Record the update that made `step`: loss (nats per token), rate, gradient norm before clipping; move the progress line.
+        """Record the update that made `step`: loss (nats per token), rate, gradient norm before
+        clipping; move the progress line.
 
-        Tokens per second do not count the time spent evaluating and saving. `mfu` is the model FLOPs utilisation (Chowdhery et
-        al. 2022, "PaLM", appendix B) against the rate of this machine's own matrix product.
+        Tokens per second do not count the time spent evaluating and saving. `mfu` is the model
+        FLOPs utilisation (Chowdhery et al. 2022, "PaLM", appendix B) against the rate of this
+        machine's own matrix product.
         """
         now = time.perf_counter()
         training = now - self.clock - self.seconds["evaluate"] - self.seconds["save"]
         speed = (step - self.logged) * self.tokens_per_step / max(training, 1e-9)
         seconds = {name: round(value, 4) for name, value in self.seconds.items()}
-        numbers = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_second": round(speed)}
-        numbers |= {"mfu": round(speed * self.flops_per_token / self.peak_flops, 4), "memory": peak_memory()}
+        numbers = {
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": grad_norm,
+            "tokens_per_second": round(speed),
+        }
+        numbers |= {
+            "mfu": round(speed * self.flops_per_token / self.peak_flops, 4),
+            "memory": peak_memory(),
+        }
         self.write("train", step, **numbers, seconds=seconds)
         self.clock, self.logged, self.seconds = now, step, dict.fromkeys(PHASES, 0.0)
         if self.is_main:
@@ -107,7 +153,9 @@ class RunLog:
         self.write("eval", step, **losses)
         self.say(
             f"step {step:>6,}: loss {losses['train_loss']:.4f} on training, {losses['val_loss']:.4f} on validation data "
-            f"(perplexity {losses['val_perplexity']:.2f}, {losses['val_bits_per_byte']:.3f} bits per byte)" + " *" * is_best
+            f"(perplexity {losses['val_perplexity']:.2f}, {losses['val_bits_per_byte']:.3f} bits per byte)"
+            + " *"
+            * is_best
         )
         if sample and self.is_main:
             self.write("sample", step, text=sample)
@@ -124,7 +172,9 @@ class RunLog:
 
 
 def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any:
-    """A wandb run, offline where there is no account, the same one when a run goes on; None, with a warning, where it fails."""
+    """A wandb run, offline where there is no account, the same one when a run goes on; None, with a
+    warning, where it fails.
+    """
     try:
         import wandb
 
@@ -135,7 +185,11 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
         settings = wandb.Settings(silent=True, init_timeout=20)
         place = {"project": "glassgpt", "name": folder.name, "dir": str(folder), "mode": mode}
         return wandb.init(
-            **place, id=remembered.read_text(encoding="utf-8"), resume="allow", config=config.to_dict(), settings=settings
+            **place,
+            id=remembered.read_text(encoding="utf-8"),
+            resume="allow",
+            config=config.to_dict(),
+            settings=settings,
         )
     except Exception as error:  # whatever a tracker does must not end a run
         reason = (str(error).strip() or "no reason given").splitlines()[0][:120]
@@ -144,7 +198,9 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
 
 
 def peak_memory() -> int:
-    """The most memory this process has held so far, in MiB: on its GPU, else resident; 0 where it can't be told."""
+    """The most memory this process has held so far, in MiB: on its GPU, else resident; 0 where it
+    can't be told.
+    """
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -160,7 +216,9 @@ def peak_memory() -> int:
 
 
 def plot_losses(folder: Path) -> None:
-    """Draw the folder's log.jsonl as loss.png: training loss by step, and the evaluations of both splits."""
+    """Draw the folder's log.jsonl as loss.png: training loss by step, and the evaluations of both
+    splits.
+    """
     from matplotlib.figure import Figure  # pyplot would load a third of a second more
 
     records = read_log(folder / "log.jsonl")
@@ -170,8 +228,18 @@ def plot_losses(folder: Path) -> None:
     axes = figure.subplots()
     if train:
         axes.plot(*zip(*train, strict=True), color="0.75", linewidth=0.8, label="batches")
-    for key, label, color in (("train_loss", "training split", "tab:blue"), ("val_loss", "validation split", "tab:orange")):
-        axes.plot([r["step"] for r in evals], [r[key] for r in evals], color=color, marker="o", markersize=3, label=label)
+    for key, label, color in (
+        ("train_loss", "training split", "tab:blue"),
+        ("val_loss", "validation split", "tab:orange"),
+    ):
+        axes.plot(
+            [r["step"] for r in evals],
+            [r[key] for r in evals],
+            color=color,
+            marker="o",
+            markersize=3,
+            label=label,
+        )
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend()

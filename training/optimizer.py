@@ -12,8 +12,9 @@ from configs import OptimConfig
 def learning_rate(step: int, optim: OptimConfig) -> float:
     """The rate of update number `step`, counted from 0.
 
-    It rises linearly over `warmup_steps` to `lr`, then falls to `min_lr`, which the update behind the last would have: along half
-    a cosine (Loshchilov and Hutter 2017, equation 5), on a line, or not at all.
+    It rises linearly over `warmup_steps` to `lr`, then falls to `min_lr`, which the update behind
+    the last would have: along half a cosine (Loshchilov and Hutter 2017, equation 5), on a line, or
+    not at all.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / (optim.warmup_steps + 1)
@@ -24,8 +25,12 @@ def learning_rate(step: int, optim: OptimConfig) -> float:
     return optim.min_lr + share * (optim.lr - optim.min_lr)
 
 
-def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """The blocks' matrices; the other matrices (embeddings); vectors (norms and biases). A tied matrix counts once."""
+def parameter_groups(
+    model: nn.Module,
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """The blocks' matrices; the other matrices (embeddings); vectors (norms and biases). A tied
+    matrix counts once.
+    """
     blocks, embeddings, vectors = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
@@ -35,10 +40,14 @@ def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return blocks, embeddings, vectors
 
 
-def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], n_step: int, eps: float) -> Tensor:
-    """Near each matrix of a stack (N, rows, columns), the one with the same singular vectors and singular values near 1.
+def orthogonalize(
+    matrices: Tensor, coefficients: tuple[float, float, float], n_step: int, eps: float
+) -> Tensor:
+    """Near each matrix of a stack (N, rows, columns), the one with the same singular vectors and
+    singular values near 1.
 
-    A quintic Newton-Schulz iteration (Jordan et al. 2024), in the dtype given; the values end between about 0.7 and 1.2.
+    A quintic Newton-Schulz iteration (Jordan et al. 2024), in the dtype given; the values end
+    between about 0.7 and 1.2.
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -51,7 +60,8 @@ def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], n_
 
 
 class BatchedMuon(torch.optim.Muon):
-    """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype given.
+    """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype
+    given.
 
     PyTorch's own goes through them one at a time and always in bfloat16.
     """
@@ -75,24 +85,34 @@ class BatchedMuon(torch.optim.Muon):
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
                 updates = orthogonalize(
-                    torch.stack(ahead).to(self.dtype), group["ns_coefficients"], group["ns_steps"], group["eps"]
+                    torch.stack(ahead).to(self.dtype),
+                    group["ns_coefficients"],
+                    group["ns_steps"],
+                    group["eps"],
                 )
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 scale = -0.2 * math.sqrt(max(shape)) * group["lr"]  # the size of AdamW's updates
                 torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=scale)
 
 
-def make_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "float32") -> list[torch.optim.Optimizer]:
-    """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest; decay touches the blocks' matrices alone.
+def make_optimizers(
+    model: nn.Module, optim: OptimConfig, precision: str = "float32"
+) -> list[torch.optim.Optimizer]:
+    """AdamW over everything, or Muon over the blocks' matrices and AdamW over the rest; decay
+    touches the blocks' matrices alone.
 
-    Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest matrix with orthonormal rows or columns. Scaled to the
-    size of AdamW's updates (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2), so that one learning rate serves
-    both.
+    Muon (Jordan et al. 2024) replaces a matrix's momentum by the nearest matrix with orthonormal
+    rows or columns. Scaled to the size of AdamW's updates (Liu et al. 2025, "Muon is Scalable for
+    LLM Training", section 2.2), so that one learning rate serves both.
     """
     blocks, embeddings, vectors = parameter_groups(model)
     plain = [{"params": embeddings, "weight_decay": 0.0}, {"params": vectors, "weight_decay": 0.0}]
     decayed = [{"params": blocks, "weight_decay": optim.weight_decay}]
-    adamw_groups = [group for group in (plain if optim.optimizer == "muon" else decayed + plain) if group["params"]]
+    adamw_groups = [
+        group
+        for group in (plain if optim.optimizer == "muon" else decayed + plain)
+        if group["params"]
+    ]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(adamw_groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
     ]

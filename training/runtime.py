@@ -41,10 +41,12 @@ def best_device() -> str:
 
 
 def best_precision(device: str) -> str:
-    """bfloat16 where the hardware multiplies it faster than float32, float16 on older CUDA devices, float32 otherwise.
+    """bfloat16 where the hardware multiplies it faster than float32, float16 on older CUDA devices,
+    float32 otherwise.
 
-    AVX-512 has a bfloat16 product on both makers' processors: AMD's is several times as fast as float32, Intel's half as fast
-    where the matrix unit (AMX) beside it is hidden, as in some virtual machines.
+    AVX-512 has a bfloat16 product on both makers' processors: AMD's is several times as fast as
+    float32, Intel's half as fast where the matrix unit (AMX) beside it is hidden, as in some
+    virtual machines.
     """
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
@@ -72,44 +74,64 @@ def resolve_device(device: str) -> str:
 
 
 def resolve(config: Config) -> Config:
-    """`auto` and 0 in the run section become what this machine offers. Raises UserError where what is set can't be had."""
+    """`auto` and 0 in the run section become what this machine offers. Raises UserError where what
+    is set can't be had.
+    """
     run = config.run
     device = resolve_device(run.device)
     precision = best_precision(device) if run.precision == "auto" else run.precision
     if precision == "float16" and not device.startswith("cuda"):
-        raise UserError(f"precision is float16, which is for CUDA; on {device} use bfloat16 or float32 (--precision auto)")
+        raise UserError(
+            f"precision is float16, which is for CUDA; on {device} use bfloat16 or float32 (--precision auto)"
+        )
     pays = device.startswith("cuda") and config.optim.max_steps >= COMPILE_PAYS_AFTER
     compiled = ("on" if pays else "off") if run.compile == "auto" else run.compile
     threads = run.threads or torch.get_num_threads()
     return dataclasses.replace(
-        config, run=dataclasses.replace(run, device=device, precision=precision, compile=compiled, threads=threads)
+        config,
+        run=dataclasses.replace(
+            run, device=device, precision=precision, compile=compiled, threads=threads
+        ),
     )
 
 
 def set_up(run: RunConfig) -> None:
-    """Make this process compute as `run` (resolved) says: threads, seed of the initial weights, on CPU bit for bit the same."""
+    """Make this process compute as `run` (resolved) says: threads, seed of the initial weights, on
+    CPU bit for bit the same.
+    """
     torch.set_num_threads(run.threads)
     torch.manual_seed(run.seed)
     deterministic = run.device == "cpu" or run.deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only so
-    torch.use_deterministic_algorithms(deterministic)  # compiled runs don't repeat without it, on CPU either
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
+    torch.use_deterministic_algorithms(
+        deterministic
+    )  # compiled runs don't repeat without it, on CPU either
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # nothing here reads memory before writing it
+    )
     if run.device == "cpu":
         keep_freed_memory()
     else:
-        torch.set_float32_matmul_precision("high")  # TF32 for the float32 products that autocast leaves
+        torch.set_float32_matmul_precision(
+            "high"
+        )  # TF32 for the float32 products that autocast leaves
 
 
 def keep_freed_memory() -> None:
     """Have glibc keep what a step frees for the next step, up to 256 MiB.
 
-    It would give it back to the system, and getting fresh pages takes 7 % of a default step's time. Who has set one of the two
-    thresholds in the environment is left to it.
+    It would give it back to the system, and getting fresh pages takes 7 % of a default step's time.
+    Who has set one of the two thresholds in the environment is left to it.
     """
     mmap_threshold, trim_threshold = -3, -1  # mallopt's numbers for them, malloc.h
-    if sys.platform == "linux" and not {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys():
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)  # other C libraries have none
+    if (
+        sys.platform == "linux"
+        and not {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
+    ):
+        mallopt = getattr(
+            ctypes.CDLL(None), "mallopt", lambda *_: None
+        )  # other C libraries have none
         mallopt(mmap_threshold, 32 << 20)  # the highest that glibc would raise it to by itself
         mallopt(trim_threshold, 256 << 20)
 
@@ -124,13 +146,16 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
 def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
     """The compiled model, or, in one line of warning, the eager one where compiling fails.
 
-    A compiler's troubles show only when it is put to work, so one forward and backward pass is made on `example`, tokens of the
-    run's own shape; its gradients are dropped.
+    A compiler's troubles show only when it is put to work, so one forward and backward pass is made
+    on `example`, tokens of the run's own shape; its gradients are dropped.
     """
     if run.compile == "off":
         return model
     if run.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
-        print("warning: compile is on, but there is no C++ compiler on the PATH: going on without it", file=sys.stderr)
+        print(
+            "warning: compile is on, but there is no C++ compiler on the PATH: going on without it",
+            file=sys.stderr,
+        )
         return model
     try:
         compiled = torch.compile(model)
@@ -139,14 +164,19 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
         return compiled
     except Exception as error:  # whatever the compiler raises; the eager model raises its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-        print(f"warning: compiling failed, going on without it ({type(error).__name__}: {reason})", file=sys.stderr)
+        print(
+            f"warning: compiling failed, going on without it ({type(error).__name__}: {reason})",
+            file=sys.stderr,
+        )
         return model
     finally:
         model.zero_grad(set_to_none=True)
 
 
 def clip_gradients(model: nn.Module, largest: float) -> torch.Tensor:
-    """The norm of all gradients together, over all processes; above `largest` (0: no limit) they are scaled down to it."""
+    """The norm of all gradients together, over all processes; above `largest` (0: no limit) they
+    are scaled down to it.
+    """
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest or float("inf"))
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -163,8 +193,8 @@ def recompute_blocks(model: nn.Module) -> None:
 def matrix_rate(device: str, precision: str, size: int = 0) -> float:
     """FLOPs per second of a product of two square matrices here and now: the best of a few.
 
-    Without a `size` widths are doubled until a product takes `LONG_PRODUCT`. So a fast GPU is kept busy, and a precision that the
-    hardware only emulates is done with in moments.
+    Without a `size` widths are doubled until a product takes `LONG_PRODUCT`. So a fast GPU is kept
+    busy, and a precision that the hardware only emulates is done with in moments.
     """
     width = size or 128
     while True:
@@ -182,10 +212,11 @@ def matrix_rate(device: str, precision: str, size: int = 0) -> float:
 
 
 def flops_per_token(model: nn.Module) -> float:
-    """6 N + 12 n_layer d_model T: forward and backward through the N weights that multiply, and attention's two products.
+    """6 N + 12 n_layer d_model T: forward and backward through the N weights that multiply, and
+    attention's two products.
 
-    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that aren't tied, bigrams, learned
-    positions) doesn't count into N.
+    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that
+    aren't tied, bigrams, learned positions) doesn't count into N.
     """
     config = model.config
     looked_up = 0 if config.tie_embeddings else model.embed.weight.numel()

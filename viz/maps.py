@@ -1,4 +1,6 @@
-"""The attention of one text: what every head was given, from which scores, weights and every number shown are computed."""
+"""The attention of one text: what every head was given, from which scores, weights and every number
+shown are computed.
+"""
 
 import re
 import unicodedata
@@ -20,7 +22,8 @@ Decode = Callable[[Iterable[int]], bytes]
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Queries, keys and values of T tokens as they met in the heads of some layers; shows itself in a notebook as the page.
+    """Queries, keys and values of T tokens as they met in the heads of some layers; shows itself in
+    a notebook as the page.
 
     Layers and heads are counted from 0, as in the papers.
     """
@@ -41,7 +44,9 @@ class AttentionMaps:
     whole: bool = True
     """Whether these are all layers and heads of the model."""
     predictions: list[list[tuple[bytes, float]]] = field(default_factory=list)
-    """What the model held most likely to follow each token, most likely first: bytes and probability."""
+    """What the model held most likely to follow each token, most likely first: bytes and
+    probability.
+    """
     losses: list[float] = field(default_factory=list)
     """-ln probability of the token that did follow, in nats; T - 1 of them."""
 
@@ -55,10 +60,12 @@ class AttentionMaps:
         decode: Decode | None = None,
         row: int = 0,
     ) -> "AttentionMaps":
-        """Maps of one row of what `record_attention` kept during one forward over `tokens`, (T,) or (B, T).
+        """Maps of one row of what `record_attention` kept during one forward over `tokens`, (T,) or
+        (B, T).
 
-        `labels` are the tokens' texts or bytes; without them `decode` gives them, else the ids are shown. `logits` (B, T, V) add
-        predictions and losses. Padding is left out. Raises ValueError where the record isn't one whole forward over these tokens.
+        `labels` are the tokens' texts or bytes; without them `decode` gives them, else the ids are
+        shown. `logits` (B, T, V) add predictions and losses. Padding is left out. Raises ValueError
+        where the record isn't one whole forward over these tokens.
         """
         if not record or any(layer.q.shape[-2] != layer.k.shape[-2] for layer in record):
             raise ValueError("maps are made from the record of one whole forward, without a cache")
@@ -70,25 +77,57 @@ class AttentionMaps:
         labels = [decode([i]) for i in ids] if labels is None else labels
         pieces = [x if isinstance(x, bytes) else x.encode() for x in labels][:n_token]
         if len(ids) != n_token or len(pieces) != n_token:
-            raise ValueError(f"{n_token} tokens were recorded; given were {len(ids)} tokens and {len(pieces)} labels")
+            raise ValueError(
+                f"{n_token} tokens were recorded; given were {len(ids)} tokens and {len(pieces)} labels"
+            )
 
         def stack(name: str) -> np.ndarray:
-            return torch.stack([getattr(layer, name)[row, :, :n_token] for layer in record]).float().cpu().numpy()
+            return (
+                torch.stack([getattr(layer, name)[row, :, :n_token] for layer in record])
+                .float()
+                .cpu()
+                .numpy()
+            )
 
-        predictions, losses = _predictions(logits[row, :n_token], ids, decode) if logits is not None else ([], [])
+        predictions, losses = (
+            _predictions(logits[row, :n_token], ids, decode) if logits is not None else ([], [])
+        )
         q, k, v = map(stack, "qkv")
         numbers = list(range(q.shape[0])), list(range(q.shape[1]))
-        return cls(q, k, v, mask.causal, mask.window, ids, pieces, *numbers, predictions=predictions, losses=losses)
+        return cls(
+            q,
+            k,
+            v,
+            mask.causal,
+            mask.window,
+            ids,
+            pieces,
+            *numbers,
+            predictions=predictions,
+            losses=losses,
+        )
 
     def select(self, layers: Sequence[int] = (), heads: Sequence[int] = ()) -> "AttentionMaps":
-        """The maps of some layers and heads, by number; none given: all. Raises ValueError for a number that isn't there."""
+        """The maps of some layers and heads, by number; none given: all. Raises ValueError for a
+        number that isn't there.
+        """
         layers, heads = list(layers or self.layers), list(heads or self.heads)
         for name, wanted, found in (("layer", layers, self.layers), ("head", heads, self.heads)):
             if missing := sorted(set(wanted) - set(found)):
-                raise ValueError(f"there is no {name} {missing[0]}; {name}s are counted from 0 and end at {found[-1]}")
+                raise ValueError(
+                    f"there is no {name} {missing[0]}; {name}s are counted from 0 and end at {found[-1]}"
+                )
         pick = np.ix_([self.layers.index(i) for i in layers], [self.heads.index(i) for i in heads])
         whole = self.whole and (layers, heads) == (self.layers, self.heads)
-        return replace(self, q=self.q[pick], k=self.k[pick], v=self.v[pick], layers=layers, heads=heads, whole=whole)
+        return replace(
+            self,
+            q=self.q[pick],
+            k=self.k[pick],
+            v=self.v[pick],
+            layers=layers,
+            heads=heads,
+            whole=whole,
+        )
 
     @property
     def labels(self) -> list[str]:
@@ -97,10 +136,14 @@ class AttentionMaps:
 
     def allowed(self) -> np.ndarray:
         """Boolean (T, T): whether query t may look at key s."""
-        return Mask(self.causal, self.window).allowed(len(self.tokens), len(self.tokens))[0, 0].numpy()
+        return (
+            Mask(self.causal, self.window).allowed(len(self.tokens), len(self.tokens))[0, 0].numpy()
+        )
 
     def scores(self, layer: int) -> np.ndarray:
-        """Scores before the softmax of the heads kept of a layer, (H, T, T), -inf where forbidden."""
+        """Scores before the softmax of the heads kept of a layer, (H, T, T), -inf where
+        forbidden.
+        """
         q, k = (torch.from_numpy(x[self.layers.index(layer)][None]) for x in (self.q, self.k))
         return attention_scores(q, k, Mask(self.causal, self.window))[0].numpy()
 
@@ -109,7 +152,9 @@ class AttentionMaps:
         return softmax(torch.from_numpy(self.scores(layer))).numpy()
 
     def bertviz(self) -> tuple[list[Tensor], list[str]]:
-        """Weights as bertviz's head_view and model_view take them, a (1, H, T, T) tensor a layer, and the tokens' labels."""
+        """Weights as bertviz's head_view and model_view take them, a (1, H, T, T) tensor a layer,
+        and the tokens' labels.
+        """
         return [torch.from_numpy(self.weights(layer))[None] for layer in self.layers], self.labels
 
     def _repr_html_(self) -> str:
@@ -121,8 +166,12 @@ class AttentionMaps:
         return f'<iframe srcdoc="{escape(render_page(self))}" style="{style}" title="Attention maps"></iframe>'
 
 
-def _predictions(logits_TV: Tensor, ids: list[int], decode: Decode) -> tuple[list[list[tuple[bytes, float]]], list[float]]:
-    """The most likely next tokens at each position with their probabilities, and the loss of the true one at all but the last."""
+def _predictions(
+    logits_TV: Tensor, ids: list[int], decode: Decode
+) -> tuple[list[list[tuple[bytes, float]]], list[float]]:
+    """The most likely next tokens at each position with their probabilities, and the loss of the
+    true one at all but the last.
+    """
     log_p_TV = torch.log_softmax(logits_TV.detach().float().cpu(), dim=-1)
     top = log_p_TV.exp().topk(min(N_PREDICTION, log_p_TV.shape[-1]), dim=-1)
     rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -132,7 +181,9 @@ def _predictions(logits_TV: Tensor, ids: list[int], decode: Decode) -> tuple[lis
 
 @torch.no_grad()
 def read_text(model: GPT, tokens: Sequence[int], decode: Decode) -> AttentionMaps:
-    """Run `model` (in eval mode) over one text of token ids and keep its attention and predictions."""
+    """Run `model` (in eval mode) over one text of token ids and keep its attention and
+    predictions.
+    """
     with record_attention(model) as record:
         logits = model(torch.tensor([list(tokens)], device=model.embed.weight.device))
     return AttentionMaps.from_record(record, list(tokens), logits=logits, decode=decode)
@@ -142,14 +193,17 @@ _SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
 
 
 def label(piece: bytes) -> str:
-    """A token as visible text: spaces, newlines and tabs as signs; bytes that are no whole character in hex; a character that
-    can't be seen, or would rearrange its neighbours, by its code point.
+    """A token as visible text: spaces, newlines and tabs as signs; bytes that are no whole
+    character in hex; a character that can't be seen, or would rearrange its neighbours, by its code
+    point.
 
     >>> label(b" the"), label(b"\\n"), label(b"\\xe2\\x80"), label("\\u202e".encode())
     ('␣the', '↵', '⟨E2 80⟩', '⟨U+202E⟩')
     """
     shown = []
-    for part in re.findall(r"[^\udc80-\udcff]|[\udc80-\udcff]+", piece.decode("utf-8", "surrogateescape"), re.DOTALL):
+    for part in re.findall(
+        r"[^\udc80-\udcff]|[\udc80-\udcff]+", piece.decode("utf-8", "surrogateescape"), re.DOTALL
+    ):
         kind = unicodedata.category(part[0])
         if kind == "Cs":
             shown.append(f"⟨{part.encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩")
@@ -167,11 +221,18 @@ def _kind(character: str) -> str:
         return "newline"
     if character.isspace():
         return "space"
-    return "word" if character.isalnum() or character in "'\u2019_\ufffd" or unicodedata.category(character)[0] == "M" else "sign"
+    return (
+        "word"
+        if character.isalnum()
+        or character in "'\u2019_\ufffd"
+        or unicodedata.category(character)[0] == "M"
+        else "sign"
+    )
 
 
 def word_index(pieces: Sequence[bytes]) -> list[int]:
-    """The number, from 0, of each token's word: a run of letters and digits, or of signs, and the white space before.
+    """The number, from 0, of each token's word: a run of letters and digits, or of signs, and the
+    white space before.
 
     Newlines stand apart; a token that is half a character goes with what stands before it.
 

@@ -1,6 +1,7 @@
 """The attention page: one HTML file that holds its data and needs no network.
 
-It carries queries, keys and values; the browser computes scores, weights and all that follows: one source for what is shown.
+It carries queries, keys and values; the browser computes scores, weights and all that follows: one
+source for what is shown.
 """
 
 import base64
@@ -23,7 +24,9 @@ from viz.roles import ROLES, THRESHOLD, HeadRoles, measure_roles, name_roles
 
 MAX_BYTES = 15_000_000
 TOLERANCE = 5e-4
-"""Half a unit of the last digit of a weight (0.1 %): 16 bits are enough where no weight is off by more."""
+"""Half a unit of the last digit of a weight (0.1 %): 16 bits are enough where no weight is off by
+more.
+"""
 LEARNING_SHARE = 0.25
 """Of the page's bytes, at most, for maps over training."""
 
@@ -37,17 +40,21 @@ def render_page(
     curve: Sequence[tuple[int, float, float]] = (),
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """The page as HTML text of at most `max_bytes`. `roles` are measured on the text if not given; `facts` stand under the title.
+    """The page as HTML text of at most `max_bytes`. `roles` are measured on the text if not given;
+    `facts` stand under the title.
 
-    The Learning view plays `probe` beside `curve`, evaluations as (step, train loss, validation loss). Numbers are float32 if all
-    fit so; else 16-bit integers with a scale per head and channel, if that holds (TOLERANCE; float16 is ten times coarser),
-    without values if need be; else queries and keys in float32. Raises UserError where none fits.
+    The Learning view plays `probe` beside `curve`, evaluations as (step, train loss, validation
+    loss). Numbers are float32 if all fit so; else 16-bit integers with a scale per head and
+    channel, if that holds (TOLERANCE; float16 is ten times coarser), without values if need be;
+    else queries and keys in float32. Raises UserError where none fits.
     """
     roles = roles or measure_roles(maps)
     room = 0.97 * max_bytes - 150_000  # what the text, its labels and predictions leave
     blocks, storage = _store(maps, room, max_bytes)
     room -= sum(len(block) for block in blocks.values()) * 4 / 3
-    told, snapshots = _learning(probe, curve, min(room, LEARNING_SHARE * max_bytes)) if probe else (None, {})
+    told, snapshots = (
+        _learning(probe, curve, min(room, LEARNING_SHARE * max_bytes)) if probe else (None, {})
+    )
     words = word_index(maps.pieces)
     data = {
         "title": title,
@@ -61,30 +68,61 @@ def render_page(
         **storage,
         "tokens": _texts(maps.pieces),
         "words": words,
-        "wordTokens": _texts([b"".join(maps.pieces[words.index(i) :][: words.count(i)]) for i in range(words[-1] + 1)]),
-        "predictions": [[[label(piece), _short(p)] for piece, p in row] for row in maps.predictions],
+        "wordTokens": _texts(
+            [
+                b"".join(maps.pieces[words.index(i) :][: words.count(i)])
+                for i in range(words[-1] + 1)
+            ]
+        ),
+        "predictions": [
+            [[label(piece), _short(p)] for piece, p in row] for row in maps.predictions
+        ],
         "losses": _short(maps.losses),
-        "roles": {"names": list(ROLES), "about": list(ROLES.values()), "threshold": THRESHOLD, "called": roles.names().tolist()}
-        | {"scores": _short(roles.scores), "uniform": _short(roles.uniform), "entropy": _short(roles.entropy)},
+        "roles": {
+            "names": list(ROLES),
+            "about": list(ROLES.values()),
+            "threshold": THRESHOLD,
+            "called": roles.names().tolist(),
+        }
+        | {
+            "scores": _short(roles.scores),
+            "uniform": _short(roles.uniform),
+            "entropy": _short(roles.entropy),
+        },
         "learning": told,
-        "scale": {"light": colour_scale().tobytes().hex(), "dark": colour_scale(dark=True).tobytes().hex()},
+        "scale": {
+            "light": colour_scale().tobytes().hex(),
+            "dark": colour_scale(dark=True).tobytes().hex(),
+        },
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")  # nothing can end the script element
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # nothing can end the script element
     held = [f'<script type="application/json" id="data">{text}</script>']
     for name, block in (blocks | snapshots).items():
-        held.append(f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>')
+        held.append(
+            f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
+        )
     folder = Path(__file__).parent
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     parts = {"TITLE": escape(title), "STYLE": style, "SCRIPT": script, "DATA": "\n".join(held)}
     parts |= {"STYLE_HASH": _csp_hash(style), "SCRIPT_HASH": _csp_hash(script)}
-    page = re.sub(r"@@([A-Z_]+)@@", lambda match: parts[match[1]], (folder / "page.html").read_text(encoding="utf-8"))
+    page = re.sub(
+        r"@@([A-Z_]+)@@",
+        lambda match: parts[match[1]],
+        (folder / "page.html").read_text(encoding="utf-8"),
+    )
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
 
 
 def _csp_hash(text: str) -> str:
-    """How a Content-Security-Policy names this inline text, and no other (W3C, CSP Level 3, section 2.3.1)."""
+    """How a Content-Security-Policy names this inline text, and no other (W3C, CSP Level 3, section
+    2.3.1).
+    """
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -96,7 +134,9 @@ def _short(values):
 
 
 def _texts(pieces: Sequence[bytes]) -> list[list[str]]:
-    """[label, text as it reads] of each token; no text where it is no more than the label or can't be shown plainly."""
+    """[label, text as it reads] of each token; no text where it is no more than the label or can't
+    be shown plainly.
+    """
     texts = []
     for piece in pieces:
         shown, plain = label(piece), piece.decode("utf-8", "replace")
@@ -106,9 +146,11 @@ def _texts(pieces: Sequence[bytes]) -> list[list[str]]:
 
 
 def _store(maps: AttentionMaps, room: float, limit: int) -> tuple[dict[str, bytes], dict]:
-    """The bytes of each head, `room` in all as base64, and how to read them: bits, whether values are there, a weight's error.
+    """The bytes of each head, `room` in all as base64, and how to read them: bits, whether values
+    are there, a weight's error.
 
-    A head is its q, k and v, each (T, K); as 16-bit integers they follow their scales, (K,) float32 each.
+    A head is its q, k and v, each (T, K); as 16-bit integers they follow their scales, (K,) float32
+    each.
     """
     arrays, width, error = [maps.q, maps.k, maps.v], 4, 0.0
 
@@ -118,19 +160,34 @@ def _store(maps: AttentionMaps, room: float, limit: int) -> tuple[dict[str, byte
     scales: list[np.ndarray] = []
     if size(3, 4) > room:
         n_array = 3 if size(3, 2) <= room else 2
-        scales = [np.maximum(np.abs(x).max(2, keepdims=True), 1e-30) / np.float32(32767) for x in arrays[:n_array]]
-        whole = [np.round(x / scale).astype(np.int16) for x, scale in zip(arrays, scales, strict=False)]
+        scales = [
+            np.maximum(np.abs(x).max(2, keepdims=True), 1e-30) / np.float32(32767)
+            for x in arrays[:n_array]
+        ]
+        whole = [
+            np.round(x / scale).astype(np.int16) for x, scale in zip(arrays, scales, strict=False)
+        ]
         q, k = (x * scale for x, scale in zip(whole[:2], scales, strict=False))
         kept = replace(maps, q=q, k=k)
-        error = float(np.max([np.abs(kept.weights(layer) - maps.weights(layer)).max() for layer in maps.layers]))
+        error = float(
+            np.max(
+                [np.abs(kept.weights(layer) - maps.weights(layer)).max() for layer in maps.layers]
+            )
+        )
         arrays, width = (whole, 2) if error <= TOLERANCE else (arrays[:2], 4)
         if size(len(arrays), width) > room:
             raise _too_large(maps, size(len(arrays), width) + 200_000, limit)
     blocks = {}
     for i, layer in enumerate(maps.layers):
         for j, head in enumerate(maps.heads):
-            blocks[f"head-{layer}-{head}"] = b"".join(x[i, j].tobytes() for x in (scales if width == 2 else []) + arrays)
-    return blocks, {"bits": 8 * width, "values": len(arrays) == 3, "error": _short(error) if width == 2 else 0.0}
+            blocks[f"head-{layer}-{head}"] = b"".join(
+                x[i, j].tobytes() for x in (scales if width == 2 else []) + arrays
+            )
+    return blocks, {
+        "bits": 8 * width,
+        "values": len(arrays) == 3,
+        "error": _short(error) if width == 2 else 0.0,
+    }
 
 
 def _too_large(maps: AttentionMaps, size: float, limit: int) -> UserError:
@@ -141,8 +198,12 @@ def _too_large(maps: AttentionMaps, size: float, limit: int) -> UserError:
     )
 
 
-def _learning(probe: Probe, curve: Sequence[tuple], room: float) -> tuple[dict | None, dict[str, bytes]]:
-    """The Learning view's data and its compressed snapshots: as many, spread over training, as `room` bytes of base64 hold."""
+def _learning(
+    probe: Probe, curve: Sequence[tuple], room: float
+) -> tuple[dict | None, dict[str, bytes]]:
+    """The Learning view's data and its compressed snapshots: as many, spread over training, as
+    `room` bytes of base64 hold.
+    """
     packed = [zlib.compress(weights.tobytes(), 9) for weights in probe.maps]
     count = len(packed)
     while count and sum(len(packed[i]) for i in _spread(len(packed), count)) * 4 / 3 > room:

@@ -1,4 +1,6 @@
-"""Snapshots of attention taken while a model learns: one fixed text, eight bits a weight, a bounded folder."""
+"""Snapshots of attention taken while a model learns: one fixed text, eight bits a weight, a bounded
+folder.
+"""
 
 import io
 import os
@@ -13,7 +15,15 @@ import numpy as np
 from model.attention import Mask
 from model.gpt import GPT
 from viz.maps import Decode, read_text
-from viz.roles import ROLES, THRESHOLD, excess, induction_scores, measure_roles, role_targets, target_weight
+from viz.roles import (
+    ROLES,
+    THRESHOLD,
+    excess,
+    induction_scores,
+    measure_roles,
+    role_targets,
+    target_weight,
+)
 
 MAX_TOKENS = 128
 MAX_SNAPSHOT = 1 << 20
@@ -34,12 +44,16 @@ class Probe:
     maps: list[np.ndarray]
     """S arrays (L, H, T (T + 1) / 2) of uint8: weights times 255, the lower triangle row by row."""
     scores: np.ndarray
-    """(S, L, H, roles) as `viz.roles.HeadRoles`; likewise uniform (roles,) and entropy (S, L, H)."""
+    """(S, L, H, roles) as `viz.roles.HeadRoles`; likewise uniform (roles,) and entropy (S, L,
+    H).
+    """
     uniform: np.ndarray
     entropy: np.ndarray
 
     def forming(self) -> dict[str, tuple[int, int, int] | None]:
-        """For each role the step, layer and head at which it is first reached; None where no head has."""
+        """For each role the step, layer and head at which it is first reached; None where no head
+        has.
+        """
         share, found = excess(self.scores, self.uniform), {}
         for index, role in enumerate(ROLES):
             reached = np.argwhere(share[..., index] >= THRESHOLD).tolist()
@@ -48,20 +62,27 @@ class Probe:
 
 
 def _snapshots(folder: Path) -> dict[int, Path]:
-    return {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.npz"))}
+    return {
+        int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.npz"))
+    }
 
 
 def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> None:
-    """Write the attention of `model` (eager, not wrapped) over the start of `tokens`, and its heads' role scores, to step-N.npz.
+    """Write the attention of `model` (eager, not wrapped) over the start of `tokens`, and its
+    heads' role scores, to step-N.npz.
 
-    Two short forwards in eval mode; random state and the model's mode are left as they were. At most MAX_TOKENS tokens are read,
-    `folder` keeps to MAX_FOLDER bytes, and a file is there whole or not at all.
+    Two short forwards in eval mode; random state and the model's mode are left as they were. At
+    most MAX_TOKENS tokens are read, `folder` keeps to MAX_FOLDER bytes, and a file is there whole
+    or not at all.
     """
     n_heads = model.config.n_layer * model.config.n_head
     n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
     was_training = model.training
     model.eval()
-    maps, induction = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b""), induction_scores(model)
+    maps, induction = (
+        read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b""),
+        induction_scores(model),
+    )
     model.train(was_training)
     roles, lower = measure_roles(maps, induction), np.tril_indices(len(maps.tokens))
     weights = np.stack([maps.weights(layer)[:, *lower] for layer in maps.layers])
@@ -84,7 +105,9 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
 
 
 def _thin(folder: Path) -> None:
-    """Drop snapshots until the folder keeps its bound: each time the one whose neighbours are closest, never first or last."""
+    """Drop snapshots until the folder keeps its bound: each time the one whose neighbours are
+    closest, never first or last.
+    """
     paths = _snapshots(folder)
     sizes = {step: path.stat().st_size for step, path in paths.items()}
     steps = sorted(paths)
@@ -101,9 +124,11 @@ def cut_probe(folder: Path, step: int) -> None:
 
 
 def load_probe(folder: Path, decode: Decode) -> Probe | None:
-    """The snapshots in `folder`, those over the latest one's tokens; None where there are none. A damaged file is left out.
+    """The snapshots in `folder`, those over the latest one's tokens; None where there are none. A
+    damaged file is left out.
 
-    `decode` gives the tokens' bytes; with them the punctuation score, unknown while training, is measured on the 8-bit maps.
+    `decode` gives the tokens' bytes; with them the punctuation score, unknown while training, is
+    measured on the 8-bit maps.
     """
     loaded: dict[int, dict[str, np.ndarray]] = {}
     for step, path in sorted(_snapshots(Path(folder)).items()):
@@ -120,8 +145,14 @@ def load_probe(folder: Path, decode: Decode) -> Probe | None:
         return snapshot["weights"].shape, snapshot["tokens"].tolist()
 
     alike = [step for step, snapshot in loaded.items() if key(snapshot) == key(last)]
-    maps, scores, entropy = ([loaded[step][name] for step in alike] for name in ("weights", "scores", "entropy"))
-    tokens, marks, uniform = last["tokens"].tolist(), list(ROLES).index("punctuation"), last["uniform"]
+    maps, scores, entropy = (
+        [loaded[step][name] for step in alike] for name in ("weights", "scores", "entropy")
+    )
+    tokens, marks, uniform = (
+        last["tokens"].tolist(),
+        list(ROLES).index("punctuation"),
+        last["uniform"],
+    )
     pieces, lower = [decode([i]) for i in tokens], np.tril_indices(len(tokens))
     target = role_targets(tokens, pieces)["punctuation"]
     allowed = Mask(window=int(last["window"])).allowed(len(tokens), len(tokens))[0, 0].numpy()

@@ -1,4 +1,6 @@
-"""Watching a model attend: what every layer's attention is given, from which scores and weights are computed."""
+"""Watching a model attend: what every layer's attention is given, from which scores and weights are
+computed.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,9 @@ from model.attention import Attend, CausalSelfAttention, Mask, attention_scores,
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What one layer's attention was given: q_BHTK, k_BHSK, v_BHSK as they met (normed and rotated), and the mask."""
+    """What one layer's attention was given: q_BHTK, k_BHSK, v_BHSK as they met (normed and
+    rotated), and the mask.
+    """
 
     q: Tensor
     k: Tensor
@@ -29,20 +33,24 @@ class LayerRecord:
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[list[LayerRecord]]:
-    """Keep what every attention layer of `model` is given, in the order of the calls, while the `with` block runs.
+    """Keep what every attention layer of `model` is given, in the order of the calls, while the
+    `with` block runs.
 
         with record_attention(model) as record:
             model(tokens)
         record[2].weights()  # (B, H, T, S) of the third layer
 
-    Works with either attention, since weights are computed from the queries and keys. Outside the block nothing is kept or paid.
+    Works with either attention, since weights are computed from the queries and keys. Outside the
+    block nothing is kept or paid.
     """
     record: list[LayerRecord] = []
     layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
     originals = [layer.attend for layer in layers]
 
     def recording(attend: Attend) -> Attend:
-        def attend_and_record(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+        def attend_and_record(
+            q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0
+        ) -> Tensor:
             record.append(LayerRecord(q.detach(), k.detach().clone(), v.detach().clone(), mask))
             return attend(q, k, v, mask, dropout)
 
