@@ -63,15 +63,16 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
     else:
         import torch
 
+        from data.prompts import opening
         from model.generate import generate
+        from model.sampling import Sampling
 
-        start, generators = tokenizer.separator or 0, [torch.Generator().manual_seed(0)]
-        ids = [
-            row[0]
-            for row in generate(
-                model, [[start]], min(limit, 128), temperature=0.8, generators=generators
-            )
-        ]
+        generators = [torch.Generator().manual_seed(0)]
+        n_token = min(limit, 128)
+        steps = generate(
+            model, [opening(tokenizer)], n_token, Sampling(temperature=0.8), generators
+        )
+        ids = [row[0] for row in steps]
     first, _, end = (options.tokens or f"0:{len(ids)}").partition(":")
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= len(ids)):
         raise UserError(
@@ -92,7 +93,7 @@ def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[di
     """
     import numpy as np
 
-    from data.batches import Dataset
+    from data.dataset import Dataset
     from training.evaluate import split_loss
     from viz.roles import ablate_heads
 
@@ -132,8 +133,8 @@ def main() -> int:
     if out.suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--out is {out}; it must end in .html, .png or .svg")
 
-    from training.checkpoint import open_run
-    from training.log import read_log
+    from ops.checkpoint import open_run
+    from ops.log import read_log
     from viz import figures, maps, page, probe, roles
 
     model, tokenizer, checkpoint = open_run(options.run)

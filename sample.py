@@ -5,13 +5,14 @@ runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import tyro
 
-from data.prompts import TextRow, read_prompts
+from data.prompts import TextRow, opening, read_prompts
 from errors import run_command
+from model.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,7 @@ class Options:
     """File with a prompt on each line; all are continued in one batch."""
     max_new_tokens: int = 500
     """Tokens to add to each prompt."""
-    temperature: float = 0.8
-    """Below 1 likelier tokens gain, above 1 they lose; 0 always takes the likeliest."""
-    top_k: int = 0
-    """Draw from the k likeliest tokens; 0: from all."""
-    top_p: float = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities reach p."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.8))
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text at which to end; it is not printed. May be given several times."""
     num_samples: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
@@ -55,86 +51,69 @@ class Options:
             for name in ("prompt", "prompt_file", "prompts_file")
             if getattr(self, name)
         ]
-        for wrong, message in (
-            (len(given) > 1, f"{' and '.join(given)} are given; take one of them"),
-            (
-                self.max_new_tokens < 0,
-                f"max_new_tokens is {self.max_new_tokens}; it must be at least 0",
-            ),
-            (
-                not 0 <= self.temperature < float("inf"),
-                f"temperature is {self.temperature}; it must be at least 0",
-            ),
-            (self.top_k < 0, f"top_k is {self.top_k}; it must be at least 0 (0: no limit)"),
-            (not 0 < self.top_p <= 1, f"top_p is {self.top_p}; it must be above 0 and at most 1"),
-            (self.num_samples < 1, f"num_samples is {self.num_samples}; it must be at least 1"),
-            (
-                not 0 <= self.seed < 2**63,
-                f"seed is {self.seed}; it must be at least 0 and below 2^63",
-            ),
-            ("" in self.stop, "a stop string is empty"),
-        ):
-            if wrong:
-                raise ValueError(message)
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; take one of them")
+        for name, least in (("max_new_tokens", 0), ("num_samples", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2^63")
+        if "" in self.stop:
+            raise ValueError("a stop string is empty")
 
 
 def main() -> int:
-    options = tyro.cli(Options, prog="sample.py")
+    options = tyro.cli(Options, prog="sample.py", config=(tyro.conf.OmitArgPrefixes,))
     prompts = read_prompts(options.prompt, options.prompt_file, options.prompts_file)
     prompts = [prompt for prompt in prompts for _ in range(options.num_samples)]
 
     import torch
 
     from data.tokenizer import StreamDecoder
+    from model.fast_sampling import prepare_for_sampling
     from model.generate import generate
-    from training.checkpoint import open_run
-    from training.inference import prepare_for_sampling
-    from training.run import first_tokens
-    from training.runtime import autocast, best_precision, resolve_device
+    from ops.checkpoint import open_run
+    from ops.device import DTYPES, autocast, best_precision, prefers_slabs, resolve_device
 
     device = resolve_device(options.device)
     precision = best_precision(device) if options.precision == "auto" else options.precision
     model, tokenizer, _ = open_run(options.run, device)
-    prepare_for_sampling(model, precision)
-    ids = [
-        [int(token) for token in tokenizer.encode(prompt)] or first_tokens(tokenizer)
-        for prompt in prompts
-    ]
-    limit = model.config.context_length
-    if (longest := max(map(len, ids))) > limit:
-        kept = f"its last {max(1, limit // 2)} are read"
-        print(
-            f"note: a prompt has {longest} tokens, the context holds {limit}: {kept}",
-            file=sys.stderr,
-        )
+    prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
+    ids = [tokenizer.encode(prompt).tolist() or opening(tokenizer) for prompt in prompts]
+    note_long_prompts(ids, model.config.context_length)
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
-    generators = [torch.Generator().manual_seed(options.seed + index) for index in range(len(rows))]
-    if live := len(rows) == 1:  # one text is shown as it is drawn, several one after the other
+    seeds = range(options.seed, options.seed + len(rows))
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    is_live = len(rows) == 1  # one text is shown as it is drawn, several one after the other
+    if is_live:
         print(prompts[0], end="", flush=True)
     with autocast(device, precision):
-        drawing = {
-            "temperature": options.temperature,
-            "top_k": options.top_k,
-            "top_p": options.top_p,
-        }
-        for tokens in generate(
-            model, ids, options.max_new_tokens, generators=generators, **drawing
-        ):
+        steps = generate(model, ids, options.max_new_tokens, options.sampling, generators)
+        for tokens in steps:
             for row, token in zip(rows, tokens, strict=True):
                 shown = row.push(None if token == tokenizer.separator else token)
-                if live:
+                if is_live:
                     print(shown, end="", flush=True)
             if all(row.done for row in rows):
                 break
+    rests = [row.push(None) for row in rows]
+    if is_live:
+        print(rests[0])
+        return 0
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        rest = row.push(None)
-        print(
-            rest
-            if live
-            else f"{'' if index == 0 else chr(10)}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}"
-        )
+        between = "\n" if index else ""
+        print(f"{between}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}")
     return 0
+
+
+def note_long_prompts(ids: list[list[int]], limit: int) -> None:
+    """Say so where a prompt is longer than the context of `limit` tokens."""
+    longest = max(map(len, ids))
+    if longest > limit:
+        kept = f"its last {max(1, limit // 2)} are read"
+        found = f"a prompt has {longest} tokens, the context holds {limit}"
+        print(f"note: {found}: {kept}", file=sys.stderr)
 
 
 if __name__ == "__main__":

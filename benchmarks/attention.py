@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from benchmarks.machine import RESULTS, parser, publish
-from model.attention import Attend, Mask, explicit_attention, fused_attention
-from training.log import peak_memory
+from model.attention import Attend, Mask, explicit_attention
+from model.fast_attention import fast_attention
+from ops.log import peak_memory
 from viz.figures import make_figure
 
 KINDS: dict[str, tuple[Attend, Mask]] = {
     "explicit": (explicit_attention, Mask()),
-    "fused": (fused_attention, Mask()),
-    "fused, window 256": (fused_attention, Mask(window=256)),
+    "fused": (fast_attention, Mask()),
+    "fused, window 256": (fast_attention, Mask(window=256)),
 }
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, markdown_table
-from training.log import read_log
+from ops.log import read_log
 
 TINY = {
     "n-layer": 2,

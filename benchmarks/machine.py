@@ -18,8 +18,9 @@ from typing import Any
 import numpy
 import torch
 
-from training.log import read_log
-from training.runtime import best_precision, device_name, matrix_rate
+from ops.device import best_precision, device_name
+from ops.log import read_log
+from ops.speed import matrix_rate
 
 ROOT = Path(__file__).parents[1]
 TINYSHAKESPEARE = ROOT / "data" / "prepared" / "tinyshakespeare-char"

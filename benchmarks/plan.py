@@ -93,14 +93,16 @@ def write_random_ids(folder: Path, vocab_size: int = 50_257) -> Path:
 
 PLANNING = """
 import dataclasses, json, sys
-from data.batches import Dataset
+from data.dataset import Dataset
 from data.tokenizer import load_tokenizer
-from training.command_line import parse
-from training.plan import make_plan, time_steps
+from ops.command_line import parse
+from ops.plan import make_plan, time_steps
 config = parse(sys.argv[1:])
 dataset = Dataset(config.data.data)
-plan = make_plan(config, load_tokenizer(dataset.tokenizer_spec).vocab_size, len(dataset.tokens["train"]))
-print(json.dumps({"memory": plan.memory, "limit": plan.limit, "run": dataclasses.asdict(plan.config.run), **time_steps(plan)}))
+vocab_size = load_tokenizer(dataset.tokenizer_spec).vocab_size
+plan = make_plan(config, vocab_size, len(dataset.tokens["train"]))
+record = {"memory": plan.memory, "limit": plan.limit, "run": dataclasses.asdict(plan.config.run)}
+print(json.dumps(record | time_steps(plan)))
 """
 
 
@@ -188,11 +190,17 @@ def main() -> None:
                     "seconds_per_step": seconds,
                 }
             )
-            rows.append({
-                "case": case, "plan, MiB": f"{memory:,.0f}", "measured, MiB": f"{peak:,.0f}",
-                "off by": f"{memory / peak - 1:+.1%}", "plan, s a step": f"{plan['step']:.3g}",
-                "measured, s a step": f"{seconds:.3g}", "off by ": f"{plan['step'] / seconds - 1:+.0%}",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "case": case,
+                    "plan, MiB": f"{memory:,.0f}",
+                    "measured, MiB": f"{peak:,.0f}",
+                    "off by": f"{memory / peak - 1:+.1%}",
+                    "plan, s a step": f"{plan['step']:.3g}",
+                    "measured, s a step": f"{seconds:.3g}",
+                    "off by ": f"{plan['step'] / seconds - 1:+.0%}",
+                }
+            )
             print(f"measured {case}", file=sys.stderr, flush=True)
     print(f"\n{markdown_table(rows)}")
     if options.out:

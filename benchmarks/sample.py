@@ -17,10 +17,11 @@ import torch
 
 from benchmarks.machine import cpu_precisions, parser, publish, spread
 from model.config import ModelConfig
+from model.fast_sampling import prepare_for_sampling
 from model.generate import generate
 from model.gpt import GPT
-from training.inference import prepare_for_sampling
-from training.runtime import autocast
+from model.sampling import Sampling
+from ops.device import DTYPES, autocast, prefers_slabs
 
 SIZES = {
     "10.7m": (ModelConfig(n_layer=6, n_head=6, d_model=384), 65, 500),
@@ -33,11 +34,11 @@ def ours(
 ):
     """A function that draws n_token tokens for each row of a batch."""
     model = GPT(config, vocab_size).eval().to(device)
-    prepare_for_sampling(model, precision)
+    prepare_for_sampling(model, DTYPES[precision], prefers_slabs("cpu", precision))
 
     def draw() -> None:
         with autocast(device, precision):
-            for _ in generate(model, [[1]] * batch, n_token, temperature=0.0):
+            for _ in generate(model, [[1]] * batch, n_token, Sampling(temperature=0.0)):
                 pass
 
     return draw
@@ -80,10 +81,12 @@ def past_the_edge(config: ModelConfig, vocab_size: int, precision: str) -> float
     half a context.
     """
     model = GPT(config, vocab_size).eval()
-    prepare_for_sampling(model, precision)
+    prepare_for_sampling(model, DTYPES[precision], prefers_slabs("cpu", precision))
     n_token = config.context_length // 2
     with autocast("cpu", precision):
-        tokens = generate(model, [[1] * config.context_length], n_token + 1, temperature=0.0)
+        tokens = generate(
+            model, [[1] * config.context_length], n_token + 1, Sampling(temperature=0.0)
+        )
         next(tokens)  # reads the prompt
         began = time.perf_counter()
         for _ in tokens:

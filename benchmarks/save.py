@@ -17,9 +17,8 @@ from benchmarks.machine import describe_machine, markdown_table
 from configs import Config, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
-from training.checkpoint import Checkpoint, Saver
+from ops.checkpoint import Checkpoint, Saver, snapshot
 from training.optimizer import make_optimizers
-from training.run import snapshot
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds
 go, start-up, a GPU's figures.
 
-    python -m benchmarks.train                              # all but best: 11 to 25 minutes on two cores
-    python -m benchmarks.train speedrun --rounds 3          # goals of time and of loss, whole processes, alternating
-    python -m benchmarks.train best                         # speedrun-best once: 4 to 15 minutes, the curve of its best loss
+    python -m benchmarks.train                      # all but best: 11 to 25 minutes on two cores
+    python -m benchmarks.train speedrun --rounds 3  # goals of time and of loss, whole processes
+    python -m benchmarks.train best                 # speedrun-best once: 4 to 15 minutes
 
 Every loss is the whole-split loss. Needs tinyshakespeare: python -m data.prepare tinyshakespeare
 """
@@ -33,10 +33,10 @@ from benchmarks.machine import (
 from configs import PRESETS, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
-from training import runtime
-from training.evaluate import cross_entropy
-from training.optimizer import make_optimizers
-from training.plan import vary
+from ops.device import autocast, device_name, resolve, set_up
+from ops.speed import flops_per_token, matrix_rate
+from training.loss import cross_entropy
+from training.optimizer import clip_gradients, make_optimizers
 from viz.figures import make_figure
 
 SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
@@ -78,18 +78,17 @@ def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
     runs, rates = dict(RUNS), []
     for _ in range(rounds):
         for name in RUNS:
-            rates.append(runtime.matrix_rate("cpu", "float32", 2048))
+            rates.append(matrix_rate("cpu", "float32", 2048))
             if name == "larger" and runs[name] == RUNS[name]:
                 limit = min(
                     found["nanogpt-cpu"][0]["seconds"],
                     NANOGPT_SECONDS * NANOGPT_RATE / statistics.median(rates),
                 )
                 runs[name] += ("--max-steps", steps_within(0.9 * limit, RUNS[name], data))
-            found[name].append(
-                run_training(*runs[name], "--seed", 1337 + len(found[name]), "--data", data)
-            )
+            run = run_training(*runs[name], "--seed", 1337 + len(found[name]), "--data", data)
+            found[name].append(run)
             print(
-                f"{name}: {found[name][-1]['seconds']:.1f} s, loss {found[name][-1]['val_loss']:.4f}",
+                f"{name}: {run['seconds']:.1f} s, loss {run['val_loss']:.4f}",
                 file=sys.stderr,
             )
     seconds = {name: [run["seconds"] for run in made] for name, made in found.items()}
@@ -106,8 +105,10 @@ def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
         for name in RUNS
     ]
     notes = (
-        f"Yardstick: {yardstick:.1f} s, the lesser of nanogpt-cpu's {statistics.median(seconds['nanogpt-cpu']):.1f} s and "
-        f"nanoGPT's own {NANOGPT_SECONDS:.0f} s x 180 / {statistics.median(rates) / 1e9:.0f} GFLOP/s = {scaled:.1f} s; "
+        f"Yardstick: {yardstick:.1f} s, the lesser of "
+        f"nanogpt-cpu's {statistics.median(seconds['nanogpt-cpu']):.1f} s and "
+        f"nanoGPT's own {NANOGPT_SECONDS:.0f} s x 180 / {statistics.median(rates) / 1e9:.0f} "
+        f"GFLOP/s = {scaled:.1f} s; "
         f"its loss is {NANOGPT_LOSS}."
     )
     return (
@@ -128,10 +129,10 @@ def make_step(
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:
-        with runtime.autocast("cpu", precision):
+        with autocast("cpu", precision):
             loss = cross_entropy(forward(tokens), tokens)
         loss.backward()
-        runtime.clip_gradients(model, optim.grad_clip).item()
+        clip_gradients(model, optim.grad_clip).item()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -160,7 +161,7 @@ def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     n_layer d_model T a token.
     """
     optim = OptimConfig(batch_size=8)
-    runtime.set_up(runtime.resolve(vary(PRESETS["nanogpt-cpu"][1], "run", device="cpu")).run)
+    set_up(resolve(PRESETS["nanogpt-cpu"][1].replace(device="cpu")).run)
     steps = {"eager float32, plain loop": ("float32", plain_loop())}
     for precision in cpu_precisions():
         for compiled in (False, True):
@@ -174,20 +175,20 @@ def throughput(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
             if number:
                 laps[name].append(time.perf_counter() - began)
     n_token = 8 * SMALL_GPT2.context_length
-    work = runtime.flops_per_token(GPT(SMALL_GPT2, 65)) * n_token
-    rates = {
-        precision: runtime.matrix_rate("cpu", precision, 2048) for precision in cpu_precisions()
-    }
+    work = flops_per_token(GPT(SMALL_GPT2, 65)) * n_token
+    rates = {precision: matrix_rate("cpu", precision, 2048) for precision in cpu_precisions()}
     base = statistics.median(laps["eager float32, plain loop"])
-    rows = [
-        {
-            "10.7M GPT-2, batch 8 x 256, AdamW": name,
-            "tokens/s": spread([n_token / lap for lap in laps[name]], ",.0f"),
-            "times plain": f"{base / statistics.median(laps[name]):.2f}",
-            "share of the precision's matrix rate": f"{work / statistics.median(laps[name]) / rates[precision]:.0%}",
-        }
-        for name, (precision, _) in steps.items()
-    ]
+    rows = []
+    for name, (precision, _) in steps.items():
+        lap = statistics.median(laps[name])
+        rows.append(
+            {
+                "10.7M GPT-2, batch 8 x 256, AdamW": name,
+                "tokens/s": spread([n_token / seconds for seconds in laps[name]], ",.0f"),
+                "times plain": f"{base / lap:.2f}",
+                "share of the precision's matrix rate": f"{work / lap / rates[precision]:.0%}",
+            }
+        )
     notes = (
         ""
         if len(rates) > 1
@@ -218,9 +219,9 @@ def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     """Where a step of speedrun-cpu goes, by torch.profiler, and the floor: its products' FLOPs at
     the matrix rate.
     """
-    config = runtime.resolve(vary(PRESETS["speedrun-cpu"][1], "run", device="cpu"))
+    config = resolve(PRESETS["speedrun-cpu"][1].replace(device="cpu"))
     precision = config.run.precision
-    runtime.set_up(config.run)
+    set_up(config.run)
     step = make_step(config.model, config.optim, 65, precision, compiled=False)
     laps = []
     for _ in range(20):
@@ -234,7 +235,7 @@ def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     for event in profiler.events():
         spent[kind_of(event)] += event.self_cpu_time_total / 1e4
     measured = statistics.median(laps[5:]) * 1e3
-    rate = runtime.matrix_rate("cpu", precision, 2048)
+    rate = matrix_rate("cpu", precision, 2048)
     model = GPT(config.model, 65)
     shape, ms = config.model, 1e3 / rate
     n_token, attention = (
@@ -242,7 +243,7 @@ def profile(_rounds: int, _data: Path) -> tuple[list[dict], object, str]:
         12 * shape.n_layer * shape.d_model * shape.context_length,
     )
     floors = {
-        "matrix products of the model": (runtime.flops_per_token(model) - attention) * n_token * ms,
+        "matrix products of the model": (flops_per_token(model) - attention) * n_token * ms,
         "attention": attention * n_token * ms,
         "matrix products of Muon": sum(
             muon_flops(p.shape) for p in model.blocks.parameters() if p.ndim == 2
@@ -342,10 +343,10 @@ def gpu(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
     for number in range(10 + 10 * rounds):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        with runtime.autocast("cuda", "bfloat16"):
+        with autocast("cuda", "bfloat16"):
             loss = cross_entropy(compiled(tokens), tokens)
         loss.backward()
-        runtime.clip_gradients(model, 1.0)
+        clip_gradients(model, 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -353,11 +354,11 @@ def gpu(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
         if number >= 10:
             laps.append(time.perf_counter() - began)
     rates = [tokens.numel() / lap for lap in laps]
-    peak = runtime.matrix_rate("cuda", "bfloat16", 8192)
-    share = runtime.flops_per_token(model) * statistics.median(rates) / peak
+    peak = matrix_rate("cuda", "bfloat16", 8192)
+    share = flops_per_token(model) * statistics.median(rates) / peak
     rows = [
         {
-            "GPT-2 124M, batch 16 x 1,024, bfloat16, compiled": runtime.device_name("cuda"),
+            "GPT-2 124M, batch 16 x 1,024, bfloat16, compiled": device_name("cuda"),
             "tokens/s": spread(rates, ",.0f"),
             "MFU": f"{share:.0%}",
         }

@@ -94,13 +94,15 @@ class RunConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products; weights, norms and softmax stay in float32. auto: the fastest that the
-    hardware multiplies natively.
+    """Of matrix products; weights and norms stay in float32, and so does the softmax but for fast
+    attention in bfloat16 on a CPU. auto: the fastest that the hardware multiplies natively.
     """
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile. auto: on CUDA, in runs long enough to pay for it."""
-    attention: Literal["fused", "explicit"] = "fused"
-    """PyTorch's fused kernel, or the equation line by line: the same values, more memory."""
+    attention: Literal["fast", "explicit", "fused"] = "fast"
+    """The equation line by line (explicit), or the same values faster and mostly in less memory;
+    bfloat16 on a CPU rounds fast scores and weights. fused: the old name of fast.
+    """
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Of several processes: each holds the whole model (DDP), or its share of it (FSDP2)."""
     recompute: bool = False
@@ -145,6 +147,8 @@ class RunConfig:
     """Replace the run folder if it holds a run."""
 
     def __post_init__(self):
+        if self.attention == "fused":  # runs recorded before the change of name go on as they were
+            object.__setattr__(self, "attention", "fast")
         for name in (
             "threads",
             "eval_every",
@@ -183,6 +187,20 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def replace(self, **changes: Any) -> "Config":
+        """The configuration with other values; a field is named without its section, as on the
+        command line. Raises ValueError for a value that doesn't fit, TypeError for no such field.
+        """
+        sections = {}
+        for section in dataclasses.fields(self):
+            old = getattr(self, section.name)
+            names = {f.name for f in dataclasses.fields(old)} & changes.keys()
+            new = {name: changes.pop(name) for name in names}
+            sections[section.name] = dataclasses.replace(old, **new)
+        if changes:
+            raise TypeError(f"no field of a configuration: {', '.join(changes)}")
+        return Config(**sections)
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain containers, for JSON and checkpoints."""
         return dataclasses.asdict(self)
@@ -199,7 +217,8 @@ class Config:
         )
         if unknown:
             raise UserError(
-                f"configuration: there is no section {sorted(unknown)[0]!r}; there are model, data, optim and run"
+                f"configuration: there is no section {sorted(unknown)[0]!r}; "
+                "there are model, data, optim and run"
             )
         sections = {}
         for section in dataclasses.fields(Config):

@@ -1,11 +1,11 @@
-"""Prepared tokens, and the batches of a run: a pure function of (seed, step), so there is no loader
-and no state to save.
+"""The batches of a run: a pure function of (seed, step), so there is no loader and no state to save.
+
+The tokens of a split are one long array. A window is `context_length` of them and the one that
+follows: its inputs are all but the last, its targets all but the first.
 """
 
-import hashlib
-import json
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,61 +13,9 @@ from torch import Tensor
 
 from errors import UserError
 
-FORMAT = 1
-"""Version of dataset.json that this code reads."""
-
-
-class Dataset:
-    """A folder written by `data.prepare`: the splits "train" and "val" as memory-mapped token
-    arrays, and dataset.json.
-
-    Raises UserError where the folder is missing, incomplete or of another format.
-    """
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        try:
-            self.info = json.loads((self.folder / "dataset.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.folder} holds no prepared data ({error}); prepare it with `python -m data.prepare`"
-            ) from None
-        found = self.info.get("format") if isinstance(self.info, dict) else None
-        if found != FORMAT:
-            raise UserError(
-                f"{self.folder} is in format {found}, this version reads {FORMAT}: prepare it again with --overwrite"
-            )
-        self.tokens = {split: self._map(split) for split in ("train", "val")}
-        self.tokenizer_spec = self.info["tokenizer"]
-
-    def _map(self, split: str) -> np.ndarray:
-        path, expected = self.folder / f"{split}.bin", self.info["splits"][split]["tokens"]
-        dtype = np.dtype(self.info["dtype"]).newbyteorder("<")
-        size = path.stat().st_size if path.exists() else 0
-        if size != expected * dtype.itemsize:
-            wanted = expected * dtype.itemsize
-            raise UserError(
-                f"{path} has {size:,} bytes, dataset.json says {wanted:,}: prepare it again with --overwrite"
-            )
-        return np.memmap(path, dtype=dtype, mode="r")
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over the tokenizer and both splits: the same data, wherever it lies."""
-        parts = [
-            self.tokenizer_spec,
-            self.info["splits"]["train"]["sha256"],
-            self.info["splits"]["val"]["sha256"],
-        ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    def bytes_per_token(self, split: str) -> float:
-        """UTF-8 bytes of text a token of the split stands for, on average."""
-        return self.info["splits"][split]["bytes"] / self.info["splits"][split]["tokens"]
-
 
 def n_windows(n_token: int, context_length: int) -> int:
-    """Windows of an epoch: as many, less one to leave room for the offset, as fit side by side; a
+    """Windows of an epoch: as many as fit side by side, less one to leave room for the offset; a
     text of one window has one.
     """
     return max(1, n_token // context_length - 1)
@@ -78,9 +26,7 @@ def _epoch(seed: int, epoch: int, n_token: int, context_length: int) -> tuple[in
     """The offset of the epoch's first window and the order in which its windows are visited."""
     random = np.random.default_rng([seed, epoch])
     windows = n_windows(n_token, context_length)
-    slack = (
-        n_token - 1 - windows * context_length
-    )  # the windows may start this far in and still end within the text
+    slack = n_token - 1 - windows * context_length  # room behind the last window
     return int(random.integers(slack + 1)), random.permutation(windows)
 
 
@@ -95,20 +41,60 @@ def training_batch(
     """Inputs and targets of one update, int64 (rows, context_length): the `rows` (default all) of
     the global batch of `step`.
 
-    An epoch visits non-overlapping windows, each once, from a seeded offset and in a seeded order;
-    the batches of all steps run through the epochs end to end. What a process takes is a slice of
+    An epoch visits non-overlapping windows, each once, from a seeded offset and in a seeded order.
+    The batches of all steps run through the epochs end to end. What a process takes is a slice of
     the global batch, so the batch does not depend on how many share it.
     """
-    first = step * batch_size
+    rows = rows or range(batch_size)
     windows = n_windows(len(tokens), context_length)
-    inputs = np.empty((len(rows or range(batch_size)), context_length + 1), dtype=np.int64)
-    for line, row in enumerate(rows or range(batch_size)):
-        epoch, index = divmod(first + row, windows)
+    texts = np.empty((len(rows), context_length + 1), dtype=np.int64)
+    for line, row in enumerate(rows):
+        epoch, index = divmod(step * batch_size + row, windows)
         offset, order = _epoch(seed, epoch, len(tokens), context_length)
         start = offset + int(order[index]) * context_length
-        inputs[line] = tokens[start : start + context_length + 1]
-    batch = torch.from_numpy(inputs)
+        texts[line] = tokens[start : start + context_length + 1]
+    batch = torch.from_numpy(texts)
     return batch[:, :-1], batch[:, 1:]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of every global batch, read a micro-batch at a time."""
+
+    batch_size: int
+    """Sequences of the global batch."""
+    micro_batch_size: int
+    """Sequences of one forward and backward pass."""
+    rank: int = 0
+    """The process, of `n_process`."""
+    n_process: int = 1
+
+    @property
+    def n_micro(self) -> int:
+        """Micro-batches that this process reads in a step."""
+        return self.batch_size // self.n_process // self.micro_batch_size
+
+    def micro_batches(self) -> range:
+        """The numbers of this process's micro-batches, counted through the global batch."""
+        return range(self.rank * self.n_micro, (self.rank + 1) * self.n_micro)
+
+    def rows(self, index: int) -> range:
+        """The rows of the global batch that micro-batch `index` consists of."""
+        return range(index * self.micro_batch_size, (index + 1) * self.micro_batch_size)
+
+
+def share_batch(batch_size: int, micro_batch_size: int, rank: int = 0, n_process: int = 1) -> Share:
+    """The share of process `rank`; a `micro_batch_size` of 0 means all of it at once.
+
+    Raises UserError where the batch does not divide.
+    """
+    if batch_size % (n_process * (micro_batch_size or 1)):
+        micro = f" x micro_batch_size {micro_batch_size}" if micro_batch_size else ""
+        among = f"among {n_process} processes{micro}"
+        if n_process == 1:
+            among = f"into micro-batches of {micro_batch_size}"
+        raise UserError(f"batch_size {batch_size} does not divide {among}: choose a multiple")
+    return Share(batch_size, micro_batch_size or batch_size // n_process, rank, n_process)
 
 
 def split_windows(tokens: np.ndarray, context_length: int) -> list[tuple[int, int]]:
@@ -117,7 +103,14 @@ def split_windows(tokens: np.ndarray, context_length: int) -> list[tuple[int, in
 
     Window inputs are tokens[start:end], its targets tokens[start + 1 : end + 1].
     """
-    return [
-        (start, min(start + context_length, len(tokens) - 1))
-        for start in range(0, len(tokens) - 1, context_length)
-    ]
+    last = len(tokens) - 1
+    starts = range(0, last, context_length)
+    return [(start, min(start + context_length, last)) for start in starts]
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """A seed for the dropout of one micro-batch: a function of the run's seed, the step and the
+    micro-batch's number in the global batch.
+    """
+    sequence = np.random.SeedSequence([seed, step, micro_batch])
+    return int(sequence.generate_state(1, np.uint64)[0])

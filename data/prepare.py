@@ -356,7 +356,7 @@ def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
         )
     if options.overwrite:
         return False
-    from data.batches import Dataset
+    from data.dataset import Dataset
 
     found = Dataset(out).info  # UserError for a damaged folder, or one of another format
     there = found | found["options"]

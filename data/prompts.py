@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from errors import UserError
 
 if TYPE_CHECKING:
-    from data.tokenizer import StreamDecoder
+    from data.tokenizer import StreamDecoder, Tokenizer
 
 
 def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = "") -> list[str]:
@@ -31,6 +31,16 @@ def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = ""
         return [text]
     lines = text.split("\n")
     return lines[:-1] if len(lines) > 1 and not lines[-1] else lines
+
+
+def opening(tokenizer: "Tokenizer") -> list[int]:
+    """What an empty prompt starts from: the separator, else a newline, else the first symbol."""
+    if tokenizer.separator is not None:
+        return [tokenizer.separator]
+    try:
+        return tokenizer.encode("\n").tolist()
+    except UserError:  # a character vocabulary without a newline
+        return [0]
 
 
 class TextRow:

@@ -3,23 +3,17 @@ every position.
 """
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import (
-    Attend,
-    CausalSelfAttention,
-    KVCache,
-    Mask,
-    Remember,
-    Rotation,
-    fused_attention,
-)
+from model.attention import Attend, CausalSelfAttention, Mask, Remember, Rotation
+from model.bigrams import BigramEmbedding
+from model.cache import KVCache
 from model.config import ModelConfig
+from model.fast_attention import fast_attention
 from model.positions import KINDS
 
 
@@ -35,24 +29,27 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class MLP(nn.Module):
     """What each token does by itself, in a wider space, with what attention brought.
 
-    gelu: down(gelu(up x)), GPT-2's tanh form; gelu_exact: x Phi(x) itself (Hendrycks and Gimpel
-    2016). relu2: down(relu(up x)^2), So et al. 2021, "Primer". swiglu: down(silu(gate x) * up x),
-    Shazeer 2020, "GLU Variants Improve Transformer".
+    gelu        project(gelu(up x)), with GPT-2's tanh form of GELU
+    gelu_exact  the same with x Phi(x) itself (Hendrycks and Gimpel 2016)
+    relu2       project(relu(up x)^2), So et al. 2021, "Primer"
+    swiglu      project(silu(gate x) * up x), Shazeer 2020, "GLU Variants Improve Transformer"
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.kind = config.mlp
+        self.dropout = config.dropout
         self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
         if self.kind == "swiglu":
             self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
         self.project = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
-        self.dropout = config.dropout
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF = self.up(x_BTD)
-        if self.kind in ("gelu", "gelu_exact"):
-            h_BTF = F.gelu(h_BTF, approximate="tanh" if self.kind == "gelu" else "none")
+        if self.kind == "gelu":
+            h_BTF = F.gelu(h_BTF, approximate="tanh")
+        elif self.kind == "gelu_exact":
+            h_BTF = F.gelu(h_BTF)
         elif self.kind == "relu2":
             h_BTF = F.relu(h_BTF).square()
         else:
@@ -85,42 +82,47 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """A GPT of the given shape, over `vocab_size` tokens. `attend` is how every layer computes
-    attention: fused or explicit.
-
-    With `bigrams` a token's embedding tells which token stands before it, too (token 0 before the
-    first). Pairs are numbered, and share a vector, zero to begin with, where the remainders are the
-    same: the hashing trick on n-grams (Joulin et al. 2017, "Bag of Tricks for Efficient Text
-    Classification", section 2.2). Without it heads must learn to look one token back.
-
-    Initialised as GPT-2: normal with standard deviation 0.02, biases zero, and the projections that
-    write to the residual stream (two a block) smaller by sqrt(2 n_layer), so that the stream's
-    variance does not grow with depth (Radford et al. 2019, section 2.3); or zero with `zero_init`
-    (Zhang et al. 2019, "Fixup Initialization").
+    attention: `fast_attention` or `explicit_attention`.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, attend: Attend = fused_attention):
+    def __init__(self, config: ModelConfig, vocab_size: int, attend: Attend = fast_attention):
         super().__init__()
-        self.config, self.vocab_size = config, vocab_size
+        self.config = config
+        self.vocab_size = vocab_size
         self.embed = nn.Embedding(vocab_size, config.d_model)
-        self.bigrams = nn.Embedding(config.bigrams, config.d_model) if config.bigrams else None
+        self.bigrams = None
+        if config.bigrams:
+            self.bigrams = BigramEmbedding(config.bigrams, config.d_model, vocab_size)
         self.positions = KINDS[config.positions](config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         self.unembed = nn.Linear(config.d_model, vocab_size, bias=False)
-        stds = {
-            "project": 0.0 if config.zero_init else 0.02 / math.sqrt(2 * config.n_layer),
-            "bigrams": 0.0,
-        }
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=stds.get(name.rpartition(".")[2], 0.02))
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        self.initialize()
         if config.tie_embeddings:
             self.unembed.weight = self.embed.weight
 
-    def mask(self, lengths: Tensor | None = None) -> Mask:
+    def initialize(self) -> None:
+        """Draw the weights as GPT-2 does: normal with standard deviation 0.02, biases zero.
+
+        The projections that write to the residual stream, two a block, are smaller by
+        sqrt(2 n_layer), so that the stream's variance does not grow with depth (Radford et al.
+        2019, section 2.3); with `zero_init` they are zero (Zhang et al. 2019, "Fixup
+        Initialization"). The bigrams' vectors start at zero.
+        """
+        into_stream = 0.02 / math.sqrt(2 * self.config.n_layer)
+        if self.config.zero_init:
+            into_stream = 0.0
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                std = into_stream if name.endswith(".project") else 0.02
+                if module is self.bigrams:
+                    std = 0.0
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def mask(self, lengths: Tensor | list[int] | None = None) -> Mask:
         """The mask this model is trained with: causal, its window, and padding behind `lengths`
         (B,) tokens of each row.
         """
@@ -129,46 +131,25 @@ class GPT(nn.Module):
     def features(
         self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """The stream after the last norm, features_BTD: what `unembed` turns into logits. Arguments
-        as in `forward`.
+        """features_BTD, the stream after the last norm: what `unembed` turns into logits.
+
+        Arguments as in `forward`.
         """
         mask = mask or self.mask()
-        n_token = tokens_BT.shape[1]
-        x_BTD, n_read = self.embed(tokens_BT), 0
-        if cache:
-            read, last = cache.lengths, cache.last
-            if mask.lengths is None and len(set(read)) > 1:
-                mask = replace(mask, lengths=torch.tensor(read, device=tokens_BT.device) + n_token)
-            ends = [n + n_token for n in read] if mask.lengths is None else mask.lengths.tolist()
-            if [max(end - n_token, 0) for end in ends] != read:
-                raise ValueError(
-                    f"rows of {read} tokens cannot end at {ends}: {n_token} new ones stand behind a filled cache"
-                )
-            n_read = (
-                read[0]
-                if len(set(read)) == 1
-                else torch.tensor(read, device=tokens_BT.device)[:, None]
-            )
+        if cache is None:
+            positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
+        else:
+            positions_BT, mask = cache.place(tokens_BT, mask)
+        x_BTD = self.embed(tokens_BT)
         if self.bigrams is not None:
-            before_BT = F.pad(tokens_BT[:, :-1], (1, 0))
-            if cache:
-                before_BT[:, 0] = torch.tensor(
-                    [token if n else 0 for token, n in zip(last, read, strict=True)]
-                )
-                last = [
-                    row[end - n - 1]
-                    for row, end, n in zip(tokens_BT.tolist(), ends, read, strict=True)
-                ]
-            x_BTD = x_BTD + self.bigrams(
-                (before_BT * self.vocab_size + tokens_BT) % self.config.bigrams
-            )
-        positions_BT = torch.arange(n_token, device=tokens_BT.device)[None] + n_read
+            x_BTD = x_BTD + self.bigrams(tokens_BT, cache)
         x_BTD = self.dropout(self.positions.add(x_BTD, positions_BT))
         rotation = self.positions.rotation(positions_BT)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, mask, rotation, partial(cache.write, layer) if cache else None)
-        if cache:
-            cache.lengths, cache.last = ends, last
+            remember = None if cache is None else partial(cache.write, layer)
+            x_BTD = block(x_BTD, mask, rotation, remember)
+        if cache is not None:
+            cache.advance()
         return self.norm(x_BTD)
 
     def forward(
@@ -177,7 +158,8 @@ class GPT(nn.Module):
         """logits_BTV for the token after each position.
 
         `mask` is the model's own unless given. With a `cache`, tokens are read behind those it
-        holds, and it is extended; `mask.lengths`, needed where rows end at different places, counts
-        all tokens of a row, those in the cache and those that are new.
+        holds, and it is extended. `mask.lengths`, needed where rows end at different places, counts
+        all tokens of a row, those in the cache and those that are new. Raises ValueError where the
+        cache can't take them.
         """
         return self.unembed(self.features(tokens_BT, mask, cache))

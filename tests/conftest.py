@@ -7,8 +7,8 @@ import signal
 import pytest
 import torch
 
-from model.attention import fused_attention
 from model.config import ModelConfig
+from model.fast_attention import fast_attention
 from model.gpt import GPT
 
 torch.set_num_threads(
@@ -38,7 +38,7 @@ def tiny():
     nearly uniform, and a bias of zero or a gain of one cannot be told from none.
     """
 
-    def build(attend=fused_attention, vocab_size=11, device="cpu", **options):
+    def build(attend=fast_attention, vocab_size=11, device="cpu", **options):
         shape = {"n_layer": 2, "n_head": 2, "d_model": 8, "context_length": 8} | options
         model = GPT(ModelConfig(**shape), vocab_size, attend).double()
         with torch.no_grad():

@@ -21,15 +21,15 @@ from tqdm import tqdm
 from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import run_command
-from training import checkpoint as checkpoints
+from ops import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = [
     "torch.distributed.fsdp",
     "matplotlib.figure",
-    "training.run",
-    "training.log",
-    "training.optimizer",
+    "ops.session",
+    "ops.log",
+    "training.trainer",
     "viz.probe",
 ]
 WORDS = [

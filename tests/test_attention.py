@@ -11,18 +11,18 @@ from torch.testing import assert_close
 
 from model.attention import (
     CausalSelfAttention,
-    KVCache,
     Mask,
     attention_scores,
     attention_weights,
     explicit_attention,
-    fused_attention,
     softmax,
 )
+from model.cache import KVCache
+from model.fast_attention import fast_attention
 from viz.record import record_attention
 
 ULP32, ULP16 = 2.0**-24, 2.0**-8  # unit roundoff of float32 and of bfloat16
-TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
+TWINS = pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 
 
 def near(actual, expected, atol):
@@ -242,7 +242,7 @@ def test_one_query_sees_its_whole_row():
 
 def looks(mask, row, n_query, n_key, t, s):
     """The meaning of a mask in plain Python."""
-    length = n_key if mask.lengths is None else mask.lengths[row].item()
+    length = n_key if mask.lengths is None else mask.lengths[row]
     position = max(length - n_query, 0) + t
     return (
         s < length
@@ -340,7 +340,7 @@ def test_twins_in_bfloat16(causal, window, lengths, device):
     upstream = some(2, 2, 64, 16, dtype=torch.bfloat16, device=device, grad=False)
     results = []
     with torch.autocast(device.type, torch.bfloat16):
-        for attend in (explicit_attention, fused_attention):
+        for attend in (explicit_attention, fast_attention):
             out = attend(*inputs, mask, 0.0)
             assert out.dtype == torch.bfloat16
             results.append([x.double() for x in (out, *torch.autograd.grad(out, inputs, upstream))])
@@ -371,7 +371,7 @@ def test_short_attention_in_bfloat16(causal, window, n_query):
         some(2, 3, n, 16, dtype=torch.bfloat16, grad=False) for n in (n_query, 128, 128)
     )
     with torch.autocast("cpu", torch.bfloat16):
-        out = fused_attention(query, key, value, mask, 0.0)
+        out = fast_attention(query, key, value, mask, 0.0)
     assert out.dtype == torch.bfloat16
     wide = [x.double() for x in (query, key, value)]
     weights = attention_weights(*wide[:2], mask)
@@ -566,7 +566,7 @@ def kernel(monkeypatch):
     ids=str,
 )
 def test_fused_reads_the_description(mask, n_query, shape, is_causal, kernel):
-    fused_attention(some(2, 3, n_query, 4), some(2, 3, 6, 4), some(2, 3, 6, 4), mask, 0.0)
+    fast_attention(some(2, 3, n_query, 4), some(2, 3, 6, 4), some(2, 3, 6, 4), mask, 0.0)
     assert kernel == [((2, 3, n_query, 4), (2, 3, 6, 4), shape, is_causal)]
 
 
@@ -586,7 +586,7 @@ def test_short_contexts_in_bfloat16_pass_the_kernel_by(dtype, n_query, n_key, ma
     """On a CPU: up to 512 keys, where a row has no padding (it may have to look at nothing) and
     more than one query.
     """
-    fused_attention(
+    fast_attention(
         *(some(2, 1, n, 4, dtype=dtype, grad=False) for n in (n_query, n_key, n_key)), mask, 0.0
     )
     assert len(kernel) == n_call
@@ -601,7 +601,7 @@ def test_a_window_costs_linear_time_and_memory(causal, kernel):
     window = 8
     for n_token in (64, 128, 1024):
         kernel.clear()
-        fused_attention(*(some(1, 1, n_token, 2) for _ in range(3)), Mask(causal, window), 0.0)
+        fast_attention(*(some(1, 1, n_token, 2) for _ in range(3)), Mask(causal, window), 0.0)
         scores = [math.prod(query[:-1]) * key[-2] for query, key, _, _ in kernel]
         assert sum(scores) <= n_token * window * (2 if causal else 3)
         assert all(math.prod(shape) <= n_token * window * 3 for _, _, shape, _ in kernel)
@@ -612,7 +612,7 @@ def test_a_window_costs_linear_time_and_memory(causal, kernel):
 def test_a_window_never_costs_more_than_none(causal, kernel):
     for window in range(1, 70):
         kernel.clear()
-        fused_attention(
+        fast_attention(
             *(some(1, 1, 60, 2, grad=False) for _ in range(3)), Mask(causal, window), 0.0
         )
         assert sum(math.prod(query[:-1]) * key[-2] for query, key, _, _ in kernel) <= 60 * 60
@@ -733,7 +733,7 @@ def test_record_changes_nothing(tiny, attend, device):
 
 
 def test_record_of_the_twins_agree(tiny):
-    fused, tokens = tiny(fused_attention), torch.randint(11, (2, 6))
+    fused, tokens = tiny(fast_attention), torch.randint(11, (2, 6))
     explicit = tiny(explicit_attention)
     explicit.load_state_dict(fused.state_dict())
     with record_attention(fused) as one, record_attention(explicit) as other:
@@ -746,7 +746,7 @@ def test_record_ends_with_an_exception(tiny):
     model = tiny()
     with pytest.raises(IndexError), record_attention(model):
         model(torch.tensor([[99]]))
-    assert all(block.attention.attend is fused_attention for block in model.blocks)
+    assert all(block.attention.attend is fast_attention for block in model.blocks)
 
 
 def test_record_within_a_record(tiny):
@@ -756,7 +756,7 @@ def test_record_within_a_record(tiny):
             model(tokens)
         model(tokens)
     assert (len(outer), len(inner)) == (4, 2)
-    assert all(block.attention.attend is fused_attention for block in model.blocks)
+    assert all(block.attention.attend is fast_attention for block in model.blocks)
 
 
 @TWINS

@@ -16,7 +16,7 @@ from configs import Config, DataConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from model.gpt import GPT
-from training.checkpoint import Checkpoint, save
+from ops.checkpoint import Checkpoint, save
 from viz.maps import read_text
 from viz.probe import save_probe
 from viz.roles import ROLES

@@ -12,7 +12,8 @@ import torch
 from helpers import nonsense, write_byte_corpus, write_corpus
 
 from data import batches
-from data.batches import Dataset, n_windows, split_windows, training_batch
+from data.batches import n_windows, split_windows, training_batch
+from data.dataset import Dataset
 from errors import UserError
 
 

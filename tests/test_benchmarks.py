@@ -9,7 +9,7 @@ import torch
 from benchmarks import ideas, machine, train
 from benchmarks.attention import exponent
 from configs import PRESETS
-from training.command_line import parse
+from ops.command_line import parse
 
 
 def test_spread_is_the_median_and_the_ends():

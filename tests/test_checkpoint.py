@@ -15,15 +15,14 @@ import torch
 from helpers import assert_same_state, make_config, same_value, write_byte_corpus
 
 from configs import Config, ModelConfig, OptimConfig
-from data.batches import Dataset
+from data.dataset import Dataset
 from data.tokenizer import ByteTokenizer
 from errors import MachineError, UserError
 from model.attention import explicit_attention
 from model.gpt import GPT
-from training import checkpoint as checkpoints
-from training.checkpoint import Checkpoint, Saver, find, load, load_weights, open_run, save
+from ops import checkpoint as checkpoints
+from ops.checkpoint import Checkpoint, Saver, find, load, load_weights, open_run, save, snapshot
 from training.optimizer import make_optimizers
-from training.run import snapshot
 
 
 def build(vocab_size=256, **options):

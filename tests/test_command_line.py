@@ -23,8 +23,9 @@ from helpers import (
 from configs import PRESETS, Config, read_config
 from errors import UserError
 from model.gpt import GPT
-from training import distributed, runtime
-from training.command_line import check_data, list_presets, parse, preparing_command
+from ops import distributed
+from ops.command_line import check_data, list_presets, parse, preparing_command
+from ops.device import resolve
 
 
 def outcome(arguments, capsys):
@@ -80,7 +81,7 @@ def test_presets_build(name):
         preset, run=dataclasses.replace(preset.run, out=f"runs/{name}")
     )
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    resolved = runtime.resolve(parse([name, "--device", "cpu", "--precision", "auto"]))
+    resolved = resolve(parse([name, "--device", "cpu", "--precision", "auto"]))
     assert "auto" not in (resolved.run.device, resolved.run.precision, resolved.run.compile)
     assert config.optim.batch_size % (config.optim.micro_batch_size or 1) == 0
     with torch.device("meta"):
@@ -271,7 +272,7 @@ def test_processes_that_do_not_divide_the_batch(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: pytest.fail("waited"))
     for batch_size, micro in ((4, 0), (8, 2), (6, 3)):
-        words = f"batch_size {batch_size} does not divide among 3 processes x micro_batch_size {micro or 1}"
+        words = f"batch_size {batch_size} does not divide among 3 processes"
         with pytest.raises(UserError, match=words):
             train_here(
                 make_config(data, tmp_path / "r", batch_size=batch_size, micro_batch_size=micro)

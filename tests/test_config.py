@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import Config, RunConfig
 from model.config import ModelConfig
 
 ROOT = Path(__file__).parents[1]
@@ -106,3 +107,13 @@ def test_accepts_the_edges(options):
 def test_imports_no_torch():
     code = "import sys, model.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_fused_is_read_as_fast():
+    """The old name, on the command line or in the record of a run."""
+    assert RunConfig(attention="fused").attention == "fast"
+    assert RunConfig(attention="explicit").attention == "explicit"
+    assert Config().replace(attention="fused").run.attention == "fast"
+    recorded = Config().to_dict()
+    recorded["run"]["attention"] = "fused"
+    assert Config.from_dict(recorded) == Config()

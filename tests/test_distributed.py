@@ -25,8 +25,8 @@ from helpers import (
     write_corpus,
 )
 
-from training.checkpoint import load, open_run
-from training.distributed import Processes, gather, scatter_optimizer
+from ops.checkpoint import load, open_run
+from ops.distributed import Processes, gather, scatter_optimizer
 
 STEPS = 50
 COMMON = {

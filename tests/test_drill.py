@@ -24,7 +24,7 @@ from helpers import (
     write_corpus,
 )
 
-from training.checkpoint import load
+from ops.checkpoint import load
 
 FIELDS = {
     "max_steps": 60,

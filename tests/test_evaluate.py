@@ -11,9 +11,10 @@ from helpers import write_corpus
 from torch import nn
 
 from configs import ModelConfig
-from data.batches import Dataset
-from training.distributed import Processes
-from training.evaluate import bits_per_byte, cross_entropy, evaluate, split_loss
+from data.dataset import Dataset
+from ops.distributed import Processes
+from training.evaluate import bits_per_byte, evaluate, split_loss
+from training.loss import cross_entropy
 
 ULP = 2.0**-24
 TOKENS = (

@@ -9,8 +9,10 @@ import torch
 from torch.testing import assert_close
 
 import model.generate
-from model.attention import explicit_attention, fused_attention
+from model.attention import explicit_attention
+from model.fast_attention import fast_attention
 from model.generate import generate, next_token
+from model.sampling import Sampling
 
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
@@ -44,15 +46,15 @@ def draw(probabilities, generator):
 
 def test_temperature_0_is_greedy():
     logits = torch.tensor([[0.1, 0.3, -2.0], [1e4, -1e4, 0.0], [-5.0, -5.5, -4.9]])
-    assert next_token(logits, temperature=0) == [1, 0, 2]
+    assert next_token(logits, Sampling(temperature=0)) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
-    "options", [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 0.0}, {"top_k": 5, "top_p": 0.05}]
+    "options", [{"top_k": 1}, {"top_p": 1e-9}, {"top_p": 5e-324}, {"top_k": 5, "top_p": 0.05}]
 )
 def test_the_most_likely_alone(options):
     logits = torch.randn(50, 20)
-    assert next_token(logits, **options) == logits.argmax(-1).tolist()
+    assert next_token(logits, Sampling(**options)) == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-300, 5e-324])
@@ -61,12 +63,12 @@ def test_a_small_temperature_does_not_overflow(temperature, options):
     logits = torch.tensor(
         [[0.0, 50.0, 49.0, -1e4], [-1e30, 1e30, 0.0, 1.0], [-3.0, -2.0, -3.0, -2.5]]
     )
-    assert next_token(logits, temperature, **options) == [1, 1, 1]
+    assert next_token(logits, Sampling(temperature=temperature, **options)) == [1, 1, 1]
 
 
 def test_a_large_temperature_is_uniform():
     drawn = torch.tensor(
-        next_token(torch.tensor([[3.0, -3.0, 0.0, 9.0]]).expand(4000, 4), temperature=1e9)
+        next_token(torch.tensor([[3.0, -3.0, 0.0, 9.0]]).expand(4000, 4), Sampling(temperature=1e9))
     ).bincount(minlength=4)
     assert ((drawn - 1000).abs() < 5 * math.sqrt(4000 * 0.25 * 0.75)).all()
 
@@ -99,7 +101,11 @@ def test_draws_follow_the_distribution(options, expected):
     assert math.isclose(sum(expected), 1, rel_tol=1e-5)
     n = 20_000
     logits = torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15]).log() + 17
-    drawn = torch.tensor(next_token(logits.expand(n, 5), **options)).bincount(minlength=5).tolist()
+    drawn = (
+        torch.tensor(next_token(logits.expand(n, 5), Sampling(**options)))
+        .bincount(minlength=5)
+        .tolist()
+    )
     assert all(count == 0 for count, share in zip(drawn, expected, strict=True) if share == 0)
     assert (
         sum(
@@ -117,47 +123,47 @@ def test_a_draw_is_the_inverse_of_the_running_sum():
         draw(row.tolist(), generator)
         for row, generator in zip(logits.softmax(-1), generators(200), strict=True)
     ]
-    assert next_token(logits, generators=generators(200)) == expected
+    assert next_token(logits, Sampling(), generators=generators(200)) == expected
 
 
 def test_the_default_generator_is_torch_s():
     logits = torch.zeros(5, 1000)
     torch.manual_seed(3)
-    first = next_token(logits)
+    first = next_token(logits, Sampling())
     torch.manual_seed(3)
-    assert next_token(logits) == first
+    assert next_token(logits, Sampling()) == first
     assert len(set(first)) > 1
-    assert next_token(logits) != first
+    assert next_token(logits, Sampling()) != first
 
 
 def test_each_row_has_its_own_generator():
     logits = torch.randn(4, 100)
-    together = next_token(logits, generators=generators(4))
+    together = next_token(logits, Sampling(), generators=generators(4))
     alone = [
-        next_token(logits[row : row + 1], generators=[generator])[0]
+        next_token(logits[row : row + 1], Sampling(), generators=[generator])[0]
         for row, generator in enumerate(generators(4))
     ]
     assert together == alone
     with pytest.raises((ValueError, RuntimeError)):
         next_token(
-            logits, generators=generators(1)
+            logits, Sampling(), generators=generators(1)
         )  # one for all four would draw four times the same
     with pytest.raises((ValueError, RuntimeError)):
-        next_token(logits, generators=generators(3))
+        next_token(logits, Sampling(), generators=generators(3))
 
 
 def test_logits_are_left_as_they_were():
     logits = torch.randn(3, 10, dtype=torch.float64)
     before = logits.clone()
-    next_token(logits, temperature=0.5, top_k=4, top_p=0.5)
+    next_token(logits, Sampling(temperature=0.5, top_k=4, top_p=0.5))
     assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_of_any_precision(dtype, device):
     logits = torch.randn(3, 10, device=device).to(dtype)
-    assert next_token(logits, generators=generators(3)) == next_token(
-        logits.double(), generators=generators(3)
+    assert next_token(logits, Sampling(), generators=generators(3)) == next_token(
+        logits.double(), Sampling(), generators=generators(3)
     )
 
 
@@ -183,16 +189,17 @@ def alone(model, prompt, n, generator=None):
     return new
 
 
-def lines(model, prompts, n, **options):
+def lines(model, prompts, n, *, generators=None, use_cache=True, **options):
     """New tokens by row."""
-    return [list(row) for row in zip(*generate(model, prompts, n, **options), strict=True)]
+    stream = generate(model, prompts, n, Sampling(**options), generators, use_cache)
+    return [list(row) for row in zip(*stream, strict=True)]
 
 
 @KINDS
 @WINDOWS
 @BIGRAMS
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
+@pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 def test_rows_are_what_they_are_alone(tiny, positions, window, bigrams, use_cache, attend, device):
     """Prompts of any length, up to three times the context, continued far past its edge, each by
     its own generator.
@@ -217,9 +224,9 @@ def test_cached_logits_are_uncached(tiny, positions, window, bigrams, context_le
     """Not the draws alone: the logits themselves, at every step and past the edge."""
     seen, original = [], next_token
 
-    def spy(logits_BV, **drawing):
+    def spy(logits_BV, *drawing):
         seen.append(logits_BV.clone())
-        return original(logits_BV, **drawing)
+        return original(logits_BV, *drawing)
 
     monkeypatch.setattr(model.generate, "next_token", spy)
     network = tiny(
@@ -251,20 +258,27 @@ def test_what_is_kept_at_the_edge(tiny, context_length, kept, use_cache):
     (drawn,) = lines(network, [prompt], 3, temperature=0, use_cache=use_cache)
     tokens = prompt + drawn
     again = tokens[context_length + 1 - kept : context_length + 1]
-    assert read[:2] == [prompt, again]
+    if use_cache:  # all but the last token first, then that one in a step of its own
+        parts = [prompt[:-1], prompt[-1:], again[:-1], again[-1:]]
+        expected = [part for part in parts if part]
+    else:
+        expected = [prompt, again]
+    assert read[: len(expected)] == expected
     assert drawn == alone(network, prompt, 3)
 
 
 def test_the_cache_saves_reading(tiny):
-    """The prompt is read once, then one token a row and step; without a cache all of them."""
+    """The prompt but for its last token is read once, then one token a row and step; without a
+    cache all of them.
+    """
     network, shapes = tiny(context_length=16), []
     network.embed.register_forward_pre_hook(
         lambda module, arguments: shapes.append(tuple(arguments[0].shape))
     )
-    list(generate(network, [[1, 2, 3], [4, 5]], 4, temperature=0))
-    assert shapes == [(2, 3), (2, 1), (2, 1), (2, 1)]
+    list(generate(network, [[1, 2, 3], [4, 5]], 4, Sampling(temperature=0)))
+    assert shapes == [(2, 2), (2, 1), (2, 1), (2, 1), (2, 1)]
     shapes.clear()
-    list(generate(network, [[1, 2, 3], [4, 5]], 4, temperature=0, use_cache=False))
+    list(generate(network, [[1, 2, 3], [4, 5]], 4, Sampling(temperature=0), use_cache=False))
     assert shapes == [(2, 3), (2, 4), (2, 5), (2, 6)]
 
 
@@ -285,11 +299,15 @@ def test_options_reach_the_draw(tiny, monkeypatch):
     monkeypatch.setattr(
         model.generate,
         "next_token",
-        lambda logits_BV, **options: given.append(options) or [0] * len(logits_BV),
+        lambda logits_BV, *options: given.append(options) or [0] * len(logits_BV),
     )
     mine = generators(2)
-    list(generate(tiny(), [[1], [2]], 1, temperature=0.7, top_k=5, top_p=0.9, generators=mine))
-    assert given == [{"temperature": 0.7, "top_k": 5, "top_p": 0.9, "generators": mine}]
+    list(
+        generate(
+            tiny(), [[1], [2]], 1, Sampling(temperature=0.7, top_k=5, top_p=0.9), generators=mine
+        )
+    )
+    assert given == [(Sampling(temperature=0.7, top_k=5, top_p=0.9), mine)]
 
 
 def test_it_streams(tiny):
@@ -303,9 +321,9 @@ def test_it_streams(tiny):
     assert calls == []
     for step in range(3):
         assert len(next(stream)) == 2
-        assert len(calls) == step + 1
+        assert len(calls) == step + 2  # the prompt but for its last token, and a token a step
         assert torch.is_grad_enabled()
     assert next(stream, None) is None
-    assert calls == [False] * 3
+    assert calls == [False] * 4
     assert prompts == [[1, 2], [3, 4]]
     assert list(generate(network, prompts, 0)) == []

@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from model.attention import KVCache, Mask, explicit_attention, fused_attention
+from model.attention import Mask, explicit_attention
+from model.cache import KVCache
 from model.config import ModelConfig
+from model.fast_attention import fast_attention
 from model.gpt import GPT, MLP, make_norm
 from viz.record import record_attention
 
-TWINS = pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
+TWINS = pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
 MODERN = {
@@ -38,7 +40,7 @@ def near(actual, expected, atol=1e-11):
 
 def same_weights(tiny, **options):
     """One model with either attention."""
-    explicit, fused = tiny(explicit_attention, **options), tiny(fused_attention, **options)
+    explicit, fused = tiny(explicit_attention, **options), tiny(fast_attention, **options)
     fused.load_state_dict(explicit.state_dict())
     return explicit, fused
 

@@ -12,8 +12,8 @@ import types
 import pytest
 from helpers import environment, make_config
 
-from training import log as logs
-from training.log import PHASES, RunLog, cut_log, plot_losses, read_log
+from ops import log as logs
+from ops.log import PHASES, RunLog, cut_log, plot_losses, read_log
 
 LOSSES = {"train_loss": 1.5, "val_loss": 2.5, "val_perplexity": 12.18, "val_bits_per_byte": 3.6}
 
@@ -346,7 +346,7 @@ WITHOUT_ACCOUNT = """
 import sys
 from pathlib import Path
 from helpers import make_config
-from training.log import RunLog
+from ops.log import RunLog
 folder = Path(sys.argv[1])
 log = RunLog(folder, make_config("d", folder, wandb=True), 0, 1.0, 1.0)
 assert log.wandb is not None, "not even offline"

@@ -8,6 +8,8 @@ import itertools
 import json
 import subprocess
 import sys
+import time
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +19,25 @@ import torch
 from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from configs.gpt2 import PRESETS as GPT2
 from errors import UserError
+from model.fast_attention import ATTENTION
 from model.gpt import GPT
-from training import plan as plans, runtime
-from training.command_line import preparing_command
-from training.plan import make_plan, training_bytes, vary
+from ops.command_line import preparing_command
+from ops.compiling import recompute_blocks
+from ops.device import autocast, resolve
+from ops.plan import (
+    describe,
+    limits,
+    make_plan,
+    memory_warning,
+    out_of_memory_advice,
+    report,
+    time_steps,
+    timing,
+    training_bytes,
+    warn_at_start,
+)
+from ops.plan.counting import LiveBytes, _step_bytes
+from ops.speed import flops_per_token
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,26 +52,19 @@ def small(**changes):
             device="cpu", precision="float32", threads=1, eval_every=0, save_every=0, out="none"
         ),
     )
-    for name, value in changes.items():
-        section = next(
-            s for s in ("model", "data", "optim", "run") if hasattr(getattr(config, s), name)
-        )
-        config = vary(config, section, **{name: value})
-    return config
+    return config.replace(**changes)
 
 
 def counted(**changes):
     """`training_bytes` of a small configuration, resolved."""
-    return training_bytes(
-        runtime.resolve(small(**{"micro_batch_size": 3, "batch_size": 3} | changes)), 50
-    )
+    return training_bytes(resolve(small(**{"micro_batch_size": 3, "batch_size": 3} | changes)), 50)
 
 
 def test_parameters_of_gpt2():
     """Worked by hand: 12 layers of width 768 over 50,257 ids and 1,024 positions, output tied to
     input.
     """
-    config = vary(GPT2["gpt2-124m"][1], "run", device="cpu")
+    config = GPT2["gpt2-124m"][1].replace(device="cpu")
     assert make_plan(config, 50_257).parameters == {
         "embeddings": 50_257 * 768,
         "positions": 1024 * 768,
@@ -103,11 +113,11 @@ def test_parts_sum_to_the_model(options):
     )
     assert plan.parameters["embeddings"] == (50 + config.model.bigrams) * config.model.d_model
     assert bool(plan.parameters["unembedding"]) != config.model.tie_embeddings
-    assert plan.flops_per_token == runtime.flops_per_token(model)
+    assert plan.flops_per_token == flops_per_token(model)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("attention", ["fused", "explicit"])
+@pytest.mark.parametrize("attention", ["fast", "explicit"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_activations_are_what_autograd_saves(precision, attention, recompute, dropout):
@@ -119,9 +129,9 @@ def test_activations_are_what_autograd_saves(precision, attention, recompute, dr
     config = small(
         precision=precision, attention=attention, recompute=recompute, dropout=dropout, n_layer=5
     )
-    model = GPT(config.model, 50, runtime.ATTENTION[attention])
+    model = GPT(config.model, 50, ATTENTION[attention])
     if recompute:
-        runtime.recompute_blocks(model)
+        recompute_blocks(model)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved = {}
 
@@ -131,7 +141,7 @@ def test_activations_are_what_autograd_saves(precision, attention, recompute, dr
 
     tokens = torch.randint(50, (3, 32))
     with (
-        runtime.autocast("cpu", precision),
+        autocast("cpu", precision),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         features = model.features(tokens)
@@ -174,7 +184,7 @@ def test_bytes_are_those_of_a_real_step_at_full_depth(options, precision, monkey
     """Two and three blocks on fake tensors, extrapolated, against all blocks on real ones, at every
     moment, to the byte.
     """
-    config = runtime.resolve(
+    config = resolve(
         small(
             **{"n_layer": 6, "micro_batch_size": 3, "batch_size": 3, "precision": precision}
             | options
@@ -182,7 +192,7 @@ def test_bytes_are_those_of_a_real_step_at_full_depth(options, precision, monkey
     )
     planned, kept = training_bytes(config, 50)
     monkeypatch.setattr("torch._subclasses.fake_tensor.FakeTensorMode", contextlib.nullcontext)
-    real = plans._step_bytes(config, 50, config.model.n_layer)
+    real = _step_bytes(config, 50, config.model.n_layer)
     assert [+parts for parts in planned] == [+real[moment] for moment in range(4)]
     assert +kept == +real["kept"]
     model = GPT(config.model, 50)
@@ -190,7 +200,7 @@ def test_bytes_are_those_of_a_real_step_at_full_depth(options, precision, monkey
 
 
 def test_explicit_attention_holds_n_squared():
-    """At twice the context explicit attention keeps four times as much beyond fused, which keeps
+    """At twice the context explicit attention keeps four times as much beyond fast, which keeps
     twice as much, dropout aside.
     """
 
@@ -200,14 +210,14 @@ def test_explicit_attention_holds_n_squared():
         ]
 
     def beyond(n):
-        return kept("explicit", n) - kept("fused", n)
+        return kept("explicit", n) - kept("fast", n)
 
     assert (
         beyond(64) >= 2 * 3 * 2 * 4 * 64**2
     )  # layers, sequences, heads, bytes: the weights at least
     assert beyond(128) == pytest.approx(4 * beyond(64), rel=0.02)
-    assert kept("fused", 128) == pytest.approx(2 * kept("fused", 64), rel=0.01)
-    squares = kept("fused", 128, 0.1) - 2 * kept("fused", 64, 0.1)  # what is linear cancels
+    assert kept("fast", 128) == pytest.approx(2 * kept("fast", 64), rel=0.01)
+    squares = kept("fast", 128, 0.1) - 2 * kept("fast", 64, 0.1)  # what is linear cancels
     assert squares >= 2 * 3 * 2 * 4 * (128**2 - 2 * 64**2)
 
 
@@ -217,7 +227,7 @@ def test_optimizer_and_checkpoint_copy(optimizer, copies):
     where training goes on.
     """
     config = small(optimizer=optimizer, n_layer=8, d_model=32, micro_batch_size=1)
-    plan, saving = make_plan(config, 10), make_plan(vary(config, "run", save_every=100), 10)
+    plan, saving = make_plan(config, 10), make_plan(config.replace(save_every=100), 10)
     matrices = 4 * 8 * (4 * 32 * 32 + 8 * 32 * 32)
     rest = 4 * sum(plan.parameters.values()) - matrices
     state = copies * matrices + 2 * rest
@@ -242,14 +252,15 @@ def test_batch_must_divide():
 
 
 def with_limit(monkeypatch, limit):
-    monkeypatch.setattr(plans, "memory_limit", lambda device: limit)
+    monkeypatch.setattr(limits, "memory_limit", lambda device: limit)
 
 
 @pytest.mark.parametrize(
     "error",
     [
         RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. "
+            "DefaultCPUAllocator: can't allocate memory: you tried ..."
         ),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError("std::bad_alloc"),
@@ -261,17 +272,17 @@ def test_advice_names_the_largest_divisor_that_fits(error, size, monkeypatch):
     config = small()
     with_limit(
         monkeypatch,
-        int(make_plan(vary(config, "optim", micro_batch_size=size), 50).peak / plans.FITS) + 2,
+        int(make_plan(config.replace(micro_batch_size=size), 50).peak / limits.FITS) + 2,
     )
-    assert plans.out_of_memory_advice(error, config, 50) == (
-        f"out of memory at micro_batch_size 12; --micro-batch-size {size} should fit and keeps batch_size 12 "
-        f"({12 // size} accumulation steps)"
+    assert out_of_memory_advice(error, config, 50) == (
+        f"out of memory at micro_batch_size 12; --micro-batch-size {size} should fit "
+        f"and keeps batch_size 12 ({12 // size} accumulation steps)"
     )
 
 
 def test_advice_counts_one_process_share(monkeypatch):
     with_limit(monkeypatch, 0)
-    advice = plans.out_of_memory_advice(MemoryError(), small(), 50, processes=2)
+    advice = out_of_memory_advice(MemoryError(), small(), 50, processes=2)
     assert advice.startswith("out of memory at micro_batch_size 6; --micro-batch-size 3 should fit")
     assert "batch_size 12 (2 accumulation steps)" in advice
 
@@ -279,28 +290,28 @@ def test_advice_counts_one_process_share(monkeypatch):
 def test_advice_beyond_the_micro_batch(monkeypatch):
     config = small(micro_batch_size=1, n_layer=12, context_length=128, attention="explicit")
     plain, thrifty = (
-        make_plan(vary(config, "run", recompute=again), 50).peak for again in (False, True)
+        make_plan(config.replace(recompute=again), 50).peak for again in (False, True)
     )
     assert thrifty < plain
-    with_limit(monkeypatch, int((plain + thrifty) / 2 / plans.FITS))
-    assert "--recompute --micro-batch-size 1 should fit" in plans.out_of_memory_advice(
+    with_limit(monkeypatch, int((plain + thrifty) / 2 / limits.FITS))
+    assert "--recompute --micro-batch-size 1 should fit" in out_of_memory_advice(
         MemoryError(), config, 50
     )
     with_limit(monkeypatch, 1)
-    assert "smaller model" in plans.out_of_memory_advice(MemoryError(), config, 50)
+    assert "smaller model" in out_of_memory_advice(MemoryError(), config, 50)
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("out of memory"), RuntimeError("shapes differ"), OSError(28, "full")]
 )
 def test_other_errors_get_no_advice(error):
-    assert plans.out_of_memory_advice(error, small(), 50) is None
+    assert out_of_memory_advice(error, small(), 50) is None
 
 
 def test_advice_frees_what_the_failed_call_held():
     def fails(size):
         held = torch.zeros(size)
-        alive.append(plans.weakref.ref(held))
+        alive.append(weakref.ref(held))
         raise MemoryError
 
     alive = []
@@ -308,7 +319,7 @@ def test_advice_frees_what_the_failed_call_held():
         fails(10)
     except MemoryError as error:
         assert alive[0]() is not None
-        plans.out_of_memory_advice(error, small(), 50)
+        out_of_memory_advice(error, small(), 50)
         assert alive[0]() is None
 
 
@@ -321,20 +332,23 @@ def test_a_real_failure_under_a_limit():
 import re, resource, sys
 sys.path.insert(0, "tests")
 import torch
-from test_plan import plans, small
+from model.gpt import GPT
+from ops.plan import limits, out_of_memory_advice
+from test_plan import small
+from training.loss import cross_entropy
 torch.set_num_threads(1)
 config = small(n_layer=4, d_model=128, context_length=256, batch_size=128)
 def step(rows):
-    model = plans.GPT(config.model, 50)
-    plans.cross_entropy(model(torch.zeros(rows, 256, dtype=torch.long)), torch.zeros(rows, 256, dtype=torch.long)).backward()
-plans.baseline()
+    tokens = torch.zeros(rows, 256, dtype=torch.long)
+    cross_entropy(GPT(config.model, 50)(tokens), tokens).backward()
+limits.baseline()
 step(1)
-addresses = plans._kibibytes("/proc/self/status", "VmSize") + (600 << 20)
+addresses = limits._kibibytes("/proc/self/status", "VmSize") + (600 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
 try:
     step(128)
 except (RuntimeError, MemoryError) as error:
-    advice = plans.out_of_memory_advice(error, config, 50)
+    advice = out_of_memory_advice(error, config, 50)
 print(advice)
 size = int(re.search(r"--micro-batch-size (\\d+)", advice).group(1))
 assert size < 128 and 128 % size == 0
@@ -349,19 +363,26 @@ step(size)
 
 def test_warning_when_memory_is_short(monkeypatch):
     plan = make_plan(small(), 50)
-    assert plans.memory_warning(plan) is None
-    assert plans.memory_warning(dataclasses.replace(plan, limit=0)) is None  # nobody knows
+    assert memory_warning(plan) is None
+    assert memory_warning(dataclasses.replace(plan, limit=0)) is None  # nobody knows
     short = dataclasses.replace(plan, limit=plan.peak - 1)
-    assert f"{plan.peak / 2**20:,.0f} MiB" in plans.memory_warning(short)
-    on_gpu = vary(short.config, "run", device="cuda")
-    assert plans.memory_warning(dataclasses.replace(short, config=on_gpu)) is None
+    assert f"{plan.peak / 2**20:,.0f} MiB" in memory_warning(short)
+    on_gpu = short.config.replace(device="cuda")
+    assert memory_warning(dataclasses.replace(short, config=on_gpu)) is None
+
+
+@pytest.mark.parametrize(("limit", "warns"), [(1, True), (1 << 50, False), (0, False)])
+def test_warning_at_the_start(limit, warns, monkeypatch, capsys):
+    with_limit(monkeypatch, limit)
+    warn_at_start(resolve(small()), 50)
+    assert capsys.readouterr().err.startswith("warning: the run will hold about") == warns
 
 
 def test_report(monkeypatch, tmp_path):
     """The sums of its own lines, the assumed vocabulary, and a time."""
     monkeypatch.chdir(tmp_path)
     config = small(data="data/prepared/novels-gpt2", stop_at=7, batch_size=6, micro_batch_size=3)
-    text = plans.report(config)
+    text = report(config)
     assert (
         "step        micro-batch 3 x accumulation 2 x processes 1 x context 32 = 192 tokens" in text
     )
@@ -372,9 +393,7 @@ def test_report(monkeypatch, tmp_path):
     assert "tokens/s" in text
     assert "utilisation" in text
     with_limit(monkeypatch, 1)
-    assert "time        not measured: the run takes more memory than there is" in plans.report(
-        config
-    )
+    assert "time        not measured: the run takes more memory than there is" in report(config)
 
 
 def test_report_reads_the_prepared_data(tmp_path):
@@ -391,7 +410,7 @@ def test_report_reads_the_prepared_data(tmp_path):
         "splits": splits,
     }
     (tmp_path / "dataset.json").write_text(json.dumps(info))
-    text = plans.report(small(data=str(tmp_path), stop_at=33))
+    text = report(small(data=str(tmp_path), stop_at=33))
     assert "with 3 ids" in text
     assert "= 4.00 epochs" in text  # 33 steps of 12 windows; an epoch has 99
     assert "assumed" not in text
@@ -402,10 +421,8 @@ def test_time_is_that_of_all_micro_batches(monkeypatch):
     are 16 x 2 s and an update.
     """
     ticks = itertools.count()
-    monkeypatch.setattr(plans.time, "perf_counter", lambda: float(next(ticks)))
-    times = plans.time_steps(
-        make_plan(small(batch_size=64, micro_batch_size=4, eval_batches=3), 50)
-    )
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    times = time_steps(make_plan(small(batch_size=64, micro_batch_size=4, eval_batches=3), 50))
     assert times["rows"] == 4
     assert times["step"] == 16 * 2 + 1
     assert times["evaluation"] == 2 * 3 * 64 / 4  # both splits
@@ -415,10 +432,10 @@ def test_time_is_that_of_all_micro_batches(monkeypatch):
 
 
 def test_what_takes_too_long_is_not_timed(monkeypatch):
-    monkeypatch.setattr(plans, "PATIENCE", 1e-9)
+    monkeypatch.setattr(timing, "SECONDS_A_PASS", 1e-9)
     plan = make_plan(small(), 50)
-    assert plans.time_steps(plan).keys() == {"rate"}
-    assert "not measured: one sequence" in plans.describe(plan, plans.time_steps(plan))
+    assert time_steps(plan).keys() == {"rate"}
+    assert "not measured: one sequence" in describe(plan, time_steps(plan))
 
 
 @pytest.mark.parametrize(
@@ -426,16 +443,17 @@ def test_what_takes_too_long_is_not_timed(monkeypatch):
     [
         ({"precision": "float32", "context_length": 512}, False),
         ({"precision": "float32", "context_length": 512, "dropout": 0.1}, True),
+        ({"precision": "float32", "context_length": 512, "dropout": 0.1, "window": 8}, False),
         ({"precision": "bfloat16", "context_length": 512}, True),
         ({"precision": "bfloat16", "context_length": 513}, False),
     ],
 )
-def test_it_says_where_fused_attention_holds_the_weights(options, holds):
+def test_it_says_where_fast_attention_holds_the_weights(options, holds):
     """And so it is: 2 bytes a weight at least, of 2 layers, 2 heads and 3 rows, are kept for the
     backward pass, or not.
     """
     assert (
-        "fused attention holds the n^2 weights" in plans.describe(make_plan(small(**options), 50))
+        "fast attention holds the n^2 weights" in describe(make_plan(small(**options), 50))
     ) == holds
     assert (
         counted(**options)[1]["activations"] > 2 * 2 * 2 * 3 * options["context_length"] ** 2
@@ -446,9 +464,10 @@ def test_the_largest_preset_is_planned_without_its_weights():
     code = """
 import resource, sys
 from configs.gpt2 import PRESETS
-from training import plan
-plan.memory_limit = lambda device: 8 << 30
-text = plan.report(plan.vary(PRESETS["gpt2-1.5b"][1], "run", device="cpu", precision="bfloat16"))
+from ops.plan import limits, report
+limits.memory_limit = lambda device: 8 << 30
+config = PRESETS["gpt2-1.5b"][1].replace(device="cpu", precision="bfloat16")
+text = report(config)
 assert "1,557,611,200" in text and "not measured" in text, text
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(peak >> (20 if sys.platform == "darwin" else 10))
@@ -462,7 +481,7 @@ print(peak >> (20 if sys.platform == "darwin" else 10))
 
 def test_live_bytes_follows_storages():
     """Views add nothing; what is freed is taken off; the peak stays."""
-    with plans.LiveBytes() as memory:
+    with LiveBytes() as memory:
         memory.enter("a", 0)
         x = torch.zeros(100)
         view = x[10:]

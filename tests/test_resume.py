@@ -19,7 +19,7 @@ from helpers import (
     write_corpus,
 )
 
-from training.checkpoint import load
+from ops.checkpoint import load
 
 STEPS = 7
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch):
     """loss.png is not compared, and costs as much as the training."""
-    monkeypatch.setattr("training.log.plot_losses", lambda folder: None)
+    monkeypatch.setattr("ops.session.plot_losses", lambda folder: None)
 
 
 def in_parts(data, folder, stops, **fields):

@@ -6,18 +6,25 @@ import dataclasses
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import make_config, nonsense, restored, train_here, write_corpus
 
 from configs import Config, ModelConfig, OptimConfig, RunConfig
-from data.batches import Dataset
+from data.batches import dropout_seed, share_batch
+from data.dataset import Dataset
+from data.prompts import opening
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from model.gpt import GPT
-from training import run as runs
-from training.checkpoint import load
+from ops.checkpoint import load
+from ops.messages import introduce, not_finite
+from ops.resume import initial_weights, merge_on_resume
+from ops.run_folder import MADE_BY_A_RUN, open_folder, start_folder
+from ops.stopping import Stop
+from training.evaluate import draw_sample
 
 FREE = {
     "data": "elsewhere",
@@ -101,13 +108,13 @@ def test_every_field_is_thought_of():
 def test_may_change(name):
     value = {**FREE, **ROUNDING}[name]
     given = make_config(**{"data": "d", "out": "r", name: value})
-    assert runs.merge_on_resume(given, SAVED) == given
+    assert merge_on_resume(given, SAVED) == given
 
 
 @pytest.mark.parametrize("name", MATHEMATICS)
 def test_must_not_change(name):
     with pytest.raises(UserError, match=rf"^{name} is .*, but the run to resume has ") as caught:
-        runs.merge_on_resume(make_config("d", "r", **{name: MATHEMATICS[name]}), SAVED)
+        merge_on_resume(make_config("d", "r", **{name: MATHEMATICS[name]}), SAVED)
     assert len(str(caught.value).splitlines()) == 1
     assert str(MATHEMATICS[name]) in str(caught.value)
 
@@ -115,12 +122,12 @@ def test_must_not_change(name):
 def test_auto_keeps_what_was_resolved():
     saved = make_config("d", "r", device="cpu", precision="bfloat16", compile="on", threads=3)
     given = make_config("d", "r", device="auto", precision="auto", compile="auto", threads=0)
-    assert runs.merge_on_resume(given, saved) == saved
+    assert merge_on_resume(given, saved) == saved
 
 
 def test_what_was_asked_for_once_is_not_asked_for_again():
     saved = make_config("d", "r", stop_at=5, max_minutes=1.0, overwrite=True)
-    merged = runs.merge_on_resume(make_config("d", "r", resume=True), saved)
+    merged = merge_on_resume(make_config("d", "r", resume=True), saved)
     assert (
         merged.run.stop_at,
         merged.run.max_minutes,
@@ -141,9 +148,9 @@ def ran(tmp_path_factory, data):
 
 def test_a_run_folder_is_not_overwritten_silently(data, ran):
     with pytest.raises(UserError, match=r"holds a run: --resume .* --overwrite .* --out"):
-        runs.open_folder(make_config(data, ran), Dataset(data))
+        open_folder(make_config(data, ran), Dataset(data))
     for asked in ({"overwrite": True}, {"resume": True}):
-        folder, _, resumed = runs.open_folder(make_config(data, ran, **asked), Dataset(data))
+        folder, _, resumed = open_folder(make_config(data, ran, **asked), Dataset(data))
         assert folder == ran
         assert (resumed is not None) == ("resume" in asked)
     assert len(list(ran.iterdir())) >= 5
@@ -155,65 +162,65 @@ def test_a_run_folder_is_not_overwritten_silently(data, ran):
 def test_any_trace_of_a_run_protects_a_folder(tmp_path, data, name):
     (tmp_path / name).write_text("")
     with pytest.raises(UserError, match="holds a run"):
-        runs.open_folder(make_config(data, tmp_path), Dataset(data))
+        open_folder(make_config(data, tmp_path), Dataset(data))
 
 
 def test_a_folder_of_other_things_is_no_run(tmp_path, data):
     (tmp_path / "notes.txt").write_text("mine")
-    assert runs.open_folder(make_config(data, tmp_path), Dataset(data))[2] is None
-    runs.start_folder(tmp_path, make_config(data, tmp_path), None)
+    assert open_folder(make_config(data, tmp_path), Dataset(data))[2] is None
+    start_folder(tmp_path, make_config(data, tmp_path), None)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_file_in_the_folders_place(tmp_path, data):
     (tmp_path / "r").write_text("")
     with pytest.raises(UserError, match="is a file, where the run folder should be"):
-        runs.open_folder(make_config(data, tmp_path / "r"), Dataset(data))
+        open_folder(make_config(data, tmp_path / "r"), Dataset(data))
 
 
 def test_opening_touches_nothing(tmp_path, data):
-    runs.open_folder(make_config(data, tmp_path / "r", resume=True), Dataset(data))
+    open_folder(make_config(data, tmp_path / "r", resume=True), Dataset(data))
     assert not (tmp_path / "r").exists()
 
 
 def test_other_data_is_refused(tmp_path, ran):
     other = Dataset(write_corpus(tmp_path / "d", nonsense(seed=1)))
     with pytest.raises(UserError, match="was trained on other data than"):
-        runs.open_folder(make_config(tmp_path / "d", ran, resume=True), other)
+        open_folder(make_config(tmp_path / "d", ran, resume=True), other)
 
 
 def test_the_same_data_elsewhere_is_accepted(tmp_path, data, ran):
     (tmp_path / "moved").symlink_to(data)
     assert (
-        runs.open_folder(
-            make_config(tmp_path / "moved", ran, resume=True), Dataset(tmp_path / "moved")
-        )[2].step
+        open_folder(make_config(tmp_path / "moved", ran, resume=True), Dataset(tmp_path / "moved"))[
+            2
+        ].step
         == 8
     )
 
 
 def test_resuming_needs_the_checkpoint_alone(tmp_path, data, ran):
     (tmp_path / "checkpoint.pt").write_bytes((ran / "checkpoint.pt").read_bytes())
-    _, config, resumed = runs.open_folder(make_config(data, tmp_path, resume=True), Dataset(data))
+    _, config, resumed = open_folder(make_config(data, tmp_path, resume=True), Dataset(data))
     assert resumed.step == 8
-    runs.start_folder(tmp_path, config, resumed)
+    start_folder(tmp_path, config, resumed.step)
     assert json.loads((tmp_path / "config.json").read_text())["optim"]["max_steps"] == 8
 
 
 def test_start_empties_the_folder_of_a_run(tmp_path, data):
-    for name in runs.MADE_BY_A_RUN:
+    for name in MADE_BY_A_RUN:
         (tmp_path / name).write_text("old")
     (tmp_path / "attention").unlink()
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "step-000000009.npz").write_text("old")
-    runs.start_folder(tmp_path, make_config(data, tmp_path, overwrite=True), None)
+    start_folder(tmp_path, make_config(data, tmp_path, overwrite=True), None)
     assert {p.name for p in tmp_path.iterdir()} == {"config.json", "log.jsonl", "samples.txt"}
     assert (tmp_path / "log.jsonl").read_text() == (tmp_path / "samples.txt").read_text() == ""
 
 
 def test_config_json_repeats_the_run(tmp_path, data):
     config = make_config(data, tmp_path / "r", overwrite=True, lr=0.125, dropout=0.25)
-    runs.start_folder(tmp_path / "r", config, None)
+    start_folder(tmp_path / "r", config, None)
     plain = json.loads((tmp_path / "r" / "config.json").read_text())
     assert Config.from_dict(plain) == make_config(data, tmp_path / "r", lr=0.125, dropout=0.25)
 
@@ -229,23 +236,15 @@ def build(data, **options):
 
 def test_init_from_takes_weights_alone(tmp_path, data, ran):
     model = build(data)
-    state = runs.starting_state(
-        make_config(data, tmp_path / "r", init_from=str(ran)), Dataset(data), None, model
-    )
+    config = make_config(data, tmp_path / "r", init_from=str(ran))
+    initial_weights(model, config, Dataset(data), None)
     assert torch.equal(model.norm.weight, load(ran / "best.pt").model["norm.weight"])
-    assert (state.step, state.optimizer, state.best_val_loss, state.counters) == (
-        0,
-        [],
-        float("inf"),
-        {},
-    )
-    assert state.dataset == Dataset(data).fingerprint
 
 
 def test_init_from_another_shape(data, ran):
     with pytest.raises(UserError, match="don't fit this model"):
-        runs.starting_state(
-            make_config(data, "r", init_from=str(ran)), Dataset(data), None, build(data, d_model=32)
+        initial_weights(
+            build(data, d_model=32), make_config(data, "r", init_from=str(ran)), Dataset(data), None
         )
 
 
@@ -255,8 +254,8 @@ def test_init_from_another_alphabet(tmp_path, ran):
         tmp_path / "d", nonsense().translate({ord(c): chr(ord(c) + 500) for c in set(nonsense())})
     )
     with pytest.raises(UserError, match="tokenizer"):
-        runs.starting_state(
-            make_config(other, "r", init_from=str(ran)), Dataset(other), None, build(other)
+        initial_weights(
+            build(other), make_config(other, "r", init_from=str(ran)), Dataset(other), None
         )
 
 
@@ -265,14 +264,14 @@ def test_init_from_another_alphabet(tmp_path, ran):
 
 def test_dropout_seeds_differ():
     seeds = {
-        runs.dropout_seed(seed, step, index)
+        dropout_seed(seed, step, index)
         for seed in range(5)
         for step in range(20)
         for index in range(20)
     }
     assert len(seeds) == 2000
-    assert runs.dropout_seed(2**63 - 1, 10**9, 10**5) < 2**64
-    assert runs.dropout_seed(1, 2, 3) == runs.dropout_seed(1, 2, 3)
+    assert dropout_seed(2**63 - 1, 10**9, 10**5) < 2**64
+    assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
     torch.manual_seed(max(seeds))  # torch takes 64 bits
 
 
@@ -287,7 +286,7 @@ def test_dropout_seeds_differ():
     ],
 )
 def test_what_an_empty_prompt_starts_from(tokenizer, first):
-    assert runs.first_tokens(tokenizer) == first
+    assert opening(tokenizer) == first
 
 
 def test_the_sample_is_always_drawn_alike(data):
@@ -298,56 +297,61 @@ def test_the_sample_is_always_drawn_alike(data):
     texts = []
     for state in (1, 2):
         torch.manual_seed(state)
-        texts.append(runs.draw_sample(model, tokenizer, 12, seed=5))
-    assert texts[0] == texts[1] != runs.draw_sample(model, tokenizer, 12, seed=6)
+        texts.append(draw_sample(model, tokenizer, 12, seed=5))
+    assert texts[0] == texts[1] != draw_sample(model, tokenizer, 12, seed=6)
     assert len(texts[0]) == 12
-    assert runs.draw_sample(model, tokenizer, 0, seed=5) == ""
+    assert draw_sample(model, tokenizer, 0, seed=5) == ""
 
 
 def test_sizes(tmp_path, data):
-    def check(folder=data, **fields):
-        runs.check_sizes(make_config(folder, "r", **fields), Dataset(folder))
-
-    check(batch_size=6, micro_batch_size=3)
+    assert share_batch(6, 3).n_micro == 2
     with pytest.raises(UserError, match="batch_size 6 does not divide into micro-batches of 4"):
-        check(batch_size=6, micro_batch_size=4)
-    check(context_length=3599)
+        share_batch(6, 4)
+    with pytest.raises(UserError, match="6 does not divide among 2 processes x micro_batch_size 2"):
+        share_batch(6, 2, n_process=2)
+    with pytest.raises(UserError, match="batch_size 5 does not divide among 2 processes:"):
+        share_batch(5, 0, n_process=2)
+    Dataset(data).check_context(3599)
     with pytest.raises(UserError, match=r"train split has 3,600 tokens, a window needs 3,601"):
-        check(context_length=3600)
+        Dataset(data).check_context(3600)
     with pytest.raises(UserError, match=r"val split has 1 tokens, a window needs 2"):
-        check(write_corpus(tmp_path / "short", nonsense(), "a"))
+        Dataset(write_corpus(tmp_path / "short", nonsense(), "a")).check_context(16)
+
+
+def test_shares_of_a_batch():
+    """The micro-batches of all processes are the global batch, each row once and in order."""
+    shares = [share_batch(24, 2, rank, 3) for rank in range(3)]
+    rows = [row for share in shares for index in share.micro_batches() for row in share.rows(index)]
+    assert rows == list(range(24))
+    assert share_batch(24, 0, 1, 3).micro_batch_size == 8
 
 
 def test_tokens_per_step_are_spelt_out(data):
-    from training.distributed import Processes
-
-    config, corpus = (
-        make_config(data, "runs/x", batch_size=24, micro_batch_size=2, threads=1),
-        Dataset(data),
+    corpus = Dataset(data)
+    session = SimpleNamespace(
+        config=make_config(data, "runs/x", batch_size=24, micro_batch_size=2, threads=1),
+        share=share_batch(24, 2, 0, 3),
+        dataset=corpus,
+        tokenizer=CharTokenizer(corpus.tokenizer_spec["symbols"]),
+        resumed_at=None,
+        notes=[],
     )
-    tokenizer = CharTokenizer(corpus.tokenizer_spec["symbols"])
-    text = runs.introduce(config, build(data), corpus, tokenizer, None, Processes(0, 3))
+    text = introduce(session, build(data))
     assert "micro-batch 2 x accumulation 4 x processes 3 x context 16 = 384 tokens" in text
-    # 3,600 tokens make 3600 // 16 - 1 = 224 windows an epoch; 8 steps of 24 are 0.857 of them
-    assert "8 steps of adamw = 3,072 tokens = 0.86 epochs -> runs/x" in text
-    n_parameter = sum(parameter.numel() for parameter in build(data).parameters())
-    assert f"{n_parameter:,} parameters: 1 layers, 2 heads, width 16" in text
-    assert "cpu" in text
-    assert "float32" in text
 
 
 def test_signals_are_remembered_and_the_second_one_ends_at_once():
     with restored():
         for number in (signal.SIGINT, signal.SIGTERM):
-            stop = runs.StopSignal()
+            stop = Stop(make_config("d", "r"))
             assert stop.received == ""
             os.kill(os.getpid(), number)
             assert stop.received == signal.Signals(number).name
-        runs.StopSignal()
+        Stop(make_config("d", "r"))
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        runs.StopSignal()
+        Stop(make_config("d", "r"))
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -356,7 +360,7 @@ def test_advice_names_the_dials():
     config = Config(
         optim=OptimConfig(lr=0.5, warmup_steps=9), run=RunConfig(precision="bfloat16", seed=77)
     )
-    text = runs.not_finite(12, config)
+    text = not_finite(12, config)
     for word in (
         "step 12",
         "seed 77",

@@ -26,8 +26,9 @@ import sample
 from data.prompts import TextRow, read_prompts
 from data.tokenizer import ByteTokenizer, CharTokenizer, StreamDecoder
 from errors import UserError
+from model.sampling import Sampling
+from ops.checkpoint import load, open_run, save
 from sample import Options
-from training.checkpoint import load, open_run, save
 
 SHAPE = {"n_layer": 1, "n_head": 2, "d_model": 32, "context_length": 32, "positions": "rotary"}
 QUICK = {
@@ -282,8 +283,11 @@ def test_a_prompt_three_times_the_context(run, monkeypatch):
     ],
 )
 def test_bad_values(options, words):
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    drawing = {name: value for name, value in options.items() if name in names}
+    others = {name: value for name, value in options.items() if name not in names}
     with pytest.raises(ValueError, match=words):
-        Options("r", **options)
+        Options("r", **(others | {"sampling": Sampling(**drawing)} if drawing else others))
 
 
 def test_bad_values_on_the_command_line(tmp_path):
@@ -389,7 +393,7 @@ def test_drawing_ends_with_the_last_row(run, monkeypatch):
     steps = []
     plain = module.next_token
     monkeypatch.setattr(
-        module, "next_token", lambda logits, **drawing: steps.append(1) or plain(logits, **drawing)
+        module, "next_token", lambda logits, *drawing: steps.append(1) or plain(logits, *drawing)
     )
     out = draw(monkeypatch, run, "--prompt", "a", "--max-new-tokens", 300, "--stop", " ")[0]
     assert len(steps) == len(out) - len("a\n") + 1

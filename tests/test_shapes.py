@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.attention import KVCache, Mask, explicit_attention, fused_attention
+from model.attention import Mask, explicit_attention
+from model.cache import KVCache
 from model.config import ModelConfig
+from model.fast_attention import fast_attention
+from model.fast_sampling import prepare_for_sampling
 from model.generate import generate
 from model.gpt import GPT
+from model.sampling import Sampling
 from viz.record import record_attention
 
 FOLDER = Path(__file__).parents[1] / "model"
@@ -128,20 +132,26 @@ def run_everything(attend, options):
             {"top_k": 6, "top_p": 0.8},
             {"top_p": 0.8},
         ):
-            stream = generate(model, [[1] * 7, [2] * 7], 4, use_cache=use_cache, **sampling)
-            for length in (
-                7,
-                8,
-                9,
-                4,
-            ):  # the last step has outgrown the context and reads half of it again
-                n_query = 1 if use_cache and length in (8, 9) else length
-                with checker.watching(T=n_query, S=length):
+            stream = generate(
+                model, [[1] * 7, [2] * 7], 4, Sampling(**sampling), use_cache=use_cache
+            )
+            # The last step has outgrown the context and reads half of it again. With a cache all
+            # but the last token are read first, then that one.
+            for length in (7, 8, 9, 4):
+                n_query = length
+                n_key = length
+                if use_cache:
+                    n_query = (1, length - 1) if length in (7, 4) else 1
+                    n_key = (length - 1, length)
+                with checker.watching(T=n_query, S=n_key):
                     next(stream)
     with checker.watching(
-        T=(1, 4, 7), S=(4, 7, 8, 9)
+        T=(1, 3, 6), S=(3, 6, 7, 8, 9)
     ):  # one row reaches the edge and is read again while the other goes on
-        list(generate(model, [[1] * 7, [2] * 4], 7, top_k=3))
+        list(generate(model, [[1] * 7, [2] * 4], 7, Sampling(top_k=3)))
+    prepare_for_sampling(model, torch.float32)
+    with checker.watching(T=7, S=7), torch.no_grad():
+        model(tokens)
     return checker
 
 
@@ -149,7 +159,7 @@ def run_everything(attend, options):
 def checkers():
     return [
         run_everything(attend, options)
-        for attend in (explicit_attention, fused_attention)
+        for attend in (explicit_attention, fast_attention)
         for options in OPTIONS
     ]
 

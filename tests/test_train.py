@@ -31,12 +31,16 @@ from helpers import (
 )
 
 from configs import read_config
-from data.batches import Dataset, training_batch
+from data.batches import training_batch
+from data.dataset import Dataset
 from errors import MachineError, UserError
-from training import distributed, evaluate as evaluation, run as runs, runtime
-from training.checkpoint import load, open_run
-from training.evaluate import cross_entropy, split_loss
-from training.log import RunLog
+from ops import distributed
+from ops.checkpoint import load, open_run
+from ops.device import set_up
+from ops.log import RunLog
+from ops.stopping import Stop
+from training.evaluate import split_loss
+from training.loss import cross_entropy
 from training.optimizer import learning_rate
 
 TEXT = nonsense()
@@ -57,10 +61,10 @@ def one(tmp_path_factory, data):
 
 def interrupted(config, step, number, monkeypatch):
     """Run `config` and receive a signal while update `step` is computed. Returns the exit code."""
-    module = importlib.import_module("data.batches")
+    module = importlib.import_module("training.trainer")
 
     def batch(tokens, context_length, batch_size, seed, index, rows):
-        listening = isinstance(getattr(signal.getsignal(number), "__self__", None), runs.StopSignal)
+        listening = isinstance(getattr(signal.getsignal(number), "__self__", None), Stop)
         if index == step - 1 and listening:
             os.kill(os.getpid(), number)
         return training_batch(tokens, context_length, batch_size, seed, index, rows)
@@ -123,7 +127,7 @@ def test_the_loss_logged_is_that_of_the_step_named(one, data):
     """
     config = make_config(data, one)
     with restored():
-        runtime.set_up(config.run)
+        set_up(config.run)
         from model.gpt import GPT
 
         model = GPT(config.model, len(Dataset(data).tokenizer_spec["symbols"]))
@@ -170,7 +174,7 @@ def test_step_0_is_saved_before_the_first_update(tmp_path, data, monkeypatch):
         )
         return 1e-3
 
-    monkeypatch.setattr("training.optimizer.learning_rate", look)
+    monkeypatch.setattr("training.trainer.learning_rate", look)
     assert train_here(make_config(data, tmp_path / "r", max_steps=1)) == 0
     assert seen == [(0, 0, 0)]
 
@@ -182,13 +186,13 @@ def test_step_0_is_saved_before_the_first_update(tmp_path, data, monkeypatch):
 def test_the_last_step_is_evaluated_and_saved(
     tmp_path, data, monkeypatch, eval_every, save_every, evals
 ):
-    saved, save = [], importlib.import_module("training.checkpoint").save
+    saved, save = [], importlib.import_module("ops.checkpoint").save
 
     def spy(checkpoint, path):
         saved.append((checkpoint.step, path.name))
         save(checkpoint, path)
 
-    monkeypatch.setattr("training.checkpoint.save", spy)
+    monkeypatch.setattr("ops.checkpoint.save", spy)
     config = make_config(
         data, tmp_path / "r", max_steps=7, eval_every=eval_every, save_every=save_every
     )
@@ -291,7 +295,7 @@ def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path, data):
     from model.gpt import GPT
 
     with restored():
-        runtime.set_up(config.run)
+        set_up(config.run)
         model = GPT(config.model, len(Dataset(data).tokenizer_spec["symbols"]))
         tokens, targets = training_batch(Dataset(data).tokens["train"], 16, 8, 1337, 0)
         cross_entropy(model(tokens), targets).backward()
@@ -397,7 +401,7 @@ def scripted(monkeypatch, values):
             "val_bits_per_byte": 1.0,
         }
 
-    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    monkeypatch.setattr("training.trainer.evaluate", evaluate)
 
 
 def test_patience(tmp_path, data, monkeypatch, capsys):
@@ -528,7 +532,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, data, monkeypatch, pre
     steady |= {"save_every": 1, "eval_every": 2}
     assert train_here(make_config(data, folder, stop_at=4, **steady)) == 0
     before = (folder / "best.pt").read_bytes()
-    monkeypatch.setattr("training.optimizer.learning_rate", lambda step, optim: lr)
+    monkeypatch.setattr("training.trainer.learning_rate", lambda step, optim: lr)
     with pytest.raises(MachineError, match=r"not finite at step .*best\.pt is as it was") as caught:
         train_here(make_config(data, folder, resume=True, **steady))
     assert "--lr" in str(caught.value)
@@ -539,7 +543,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, data, monkeypatch, pre
 
 def poisoned(monkeypatch, steps, loss_only=False):
     """Let the loss be no number in these steps: with its gradient, or alone."""
-    from training.evaluate import cross_entropy as plain
+    from training.loss import cross_entropy as plain
 
     count = iter(range(1000))
 
@@ -551,7 +555,7 @@ def poisoned(monkeypatch, steps, loss_only=False):
             return loss
         return loss + (torch.tensor(float("inf")) if loss_only else loss * float("nan"))
 
-    monkeypatch.setattr(evaluation, "cross_entropy", wrong)
+    monkeypatch.setattr("training.trainer.cross_entropy", wrong)
 
 
 @pytest.mark.parametrize("loss_only", [False, True])
@@ -630,14 +634,14 @@ def test_a_full_disk(tmp_path, data):
 
 def test_a_save_that_fails_ends_the_run_at_once(tmp_path, data, monkeypatch):
     """Not only where the next save is due, hours later it may be."""
-    save = importlib.import_module("training.checkpoint").save
+    save = importlib.import_module("ops.checkpoint").save
 
     def fail(checkpoint, path):
         if checkpoint.step:
             raise OSError("No space left on device")
         save(checkpoint, path)
 
-    monkeypatch.setattr("training.checkpoint.save", fail)
+    monkeypatch.setattr("ops.checkpoint.save", fail)
     with pytest.raises(MachineError, match="could not be saved"):
         train_here(make_config(data, tmp_path / "r", max_steps=200, save_every=100, eval_every=0))
     assert 100 <= max(losses(tmp_path / "r")) < 150
@@ -680,7 +684,7 @@ def test_dropout_belongs_to_the_micro_batch(tmp_path, data, monkeypatch):
     shares it.
     """
     seen = []
-    monkeypatch.setattr(runs, "dropout_seed", lambda *key: seen.append(key) or 0)
+    monkeypatch.setattr("training.trainer.dropout_seed", lambda *key: seen.append(key) or 0)
     config = make_config(
         data, tmp_path / "r", dropout=0.1, batch_size=8, micro_batch_size=2, max_steps=2, seed=9
     )

@@ -6,8 +6,9 @@ import torch
 from test_viz_maps import tiny_maps, tiny_model
 from torch import nn
 
-from model.attention import CausalSelfAttention, Mask, fused_attention
+from model.attention import CausalSelfAttention, Mask
 from model.config import ModelConfig
+from model.fast_attention import fast_attention
 from viz import roles
 from viz.roles import (
     ROLES,
@@ -128,7 +129,7 @@ class InductionModel(nn.Module):
             n_layer=1, n_head=2, d_model=2, context_length=context_length, window=0
         )
         self.vocab_size, self.embed = vocab_size, nn.Embedding(vocab_size, 2)
-        self.layer = CausalSelfAttention(self.config, fused_attention)
+        self.layer = CausalSelfAttention(self.config, fast_attention)
 
     def forward(self, tokens):
         now = nn.functional.one_hot(tokens, self.vocab_size).float() * 200

@@ -4,23 +4,30 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from data.batches import Dataset, split_windows
-from training.distributed import Processes
-
-
-def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
-    """-log softmax(logits)[target] in nats, computed in float32."""
-    return F.cross_entropy(
-        logits_BTV.flatten(0, -2).float(), targets_BT.flatten(), reduction=reduction
-    )
+from data.batches import split_windows
+from data.dataset import Dataset
+from data.prompts import opening
+from data.tokenizer import Tokenizer
+from model.generate import generate
+from model.gpt import GPT
+from training.loss import cross_entropy
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     """Nats per token as bits per byte of text, which can be compared across tokenizers."""
     return loss / math.log(2) / bytes_per_token
+
+
+class OneProcess:
+    """Stands for a single process where `ops.distributed.Processes` would speak for several."""
+
+    rank, count = 0, 1
+
+    def sum(self, *numbers: float, device: str = "cpu") -> list[float]:
+        """Each number summed over the processes."""
+        return list(numbers)
 
 
 @torch.no_grad()
@@ -29,7 +36,7 @@ def split_loss(
     tokens: np.ndarray,
     batch_size: int,
     n_window: int = 0,
-    processes: Processes | None = None,
+    processes: OneProcess | None = None,
 ) -> float:
     """Mean loss in nats per token over consecutive windows of the split; the model's mode is kept,
     its dropout is off.
@@ -39,28 +46,28 @@ def split_loss(
     spaced, the same ones each time. `batch_size` windows are read at once; several processes take
     turns.
     """
-    processes = processes or Processes()
+    processes = processes or OneProcess()
     windows = split_windows(tokens, model.config.context_length)
     if 0 < n_window < len(windows):
         windows = [windows[i * len(windows) // n_window] for i in range(n_window)]
     batches = [windows[i : i + batch_size] for i in range(0, len(windows), batch_size)]
-    if (
-        len({end - start for start, end in batches[-1]}) > 1
-    ):  # the last window is short, and tensors are rectangular
+    lengths = {end - start for start, end in batches[-1]}
+    if len(lengths) > 1:  # the last window is short, and tensors are rectangular
         batches[-1:] = [batches[-1][:-1], batches[-1][-1:]]
-    device, total, count = next(model.parameters()).device, 0.0, 0
+    device = next(model.parameters()).device
+    total, count = 0.0, 0
     was_training = model.training
     model.eval()
     for first in range(0, len(batches), processes.count):
         mine = first + processes.rank
-        batch = batches[
-            min(mine, len(batches) - 1)
-        ]  # sharded models run in step: a process with nothing left reads along
+        # Sharded models run in step: a process with nothing left reads along.
+        batch = batches[min(mine, len(batches) - 1)]
         rows = np.stack([tokens[start : end + 1] for start, end in batch]).astype(np.int64)
         both = torch.from_numpy(rows).to(device)
         loss = cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
         if mine < len(batches):
-            total, count = total + loss, count + both.numel() - len(both)
+            total += loss
+            count += both.numel() - len(both)
     model.train(was_training)
     total, count = processes.sum(total, count, device=device)
     return total / count
@@ -71,7 +78,7 @@ def evaluate(
     dataset: Dataset,
     batch_size: int,
     n_window: int,
-    processes: Processes | None = None,
+    processes: OneProcess | None = None,
 ) -> dict[str, float]:
     """train_loss and val_loss (nats per token), val_perplexity and val_bits_per_byte; arguments as
     in `split_loss`.
@@ -90,3 +97,15 @@ def evaluate(
         "val_perplexity": math.exp(min(val_loss, 700.0)),
         "val_bits_per_byte": bits_per_byte(val_loss, dataset.bytes_per_token("val")),
     }
+
+
+def draw_sample(model: GPT, tokenizer: Tokenizer, n_token: int, seed: int) -> str:
+    """A text of `n_token` tokens from the model as it stands, always with the same random numbers;
+    the model's mode is kept.
+    """
+    was_training = model.training
+    model.eval()
+    prompt, generator = opening(tokenizer), torch.Generator().manual_seed(seed)
+    tokens = [row[0] for row in generate(model, [prompt], n_token, generators=[generator])]
+    model.train(was_training)
+    return tokenizer.decode(tokens)

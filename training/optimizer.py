@@ -127,3 +127,11 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], lr: float) -> Non
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
+
+
+def clip_gradients(model: nn.Module, largest: float) -> torch.Tensor:
+    """The norm of all gradients together, over all processes; above `largest` (0: no limit) they
+    are scaled down to it.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest or float("inf"))
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from configs import Config
 from data.tokenizer import Tokenizer, load_tokenizer
 from errors import MachineError, UserError
-from model.attention import Attend, fused_attention
+from model.attention import Attend
+from model.fast_attention import fast_attention
 from model.gpt import GPT
+from ops.distributed import gather
 
 VERSION = 1
 LATEST, BEST = "checkpoint.pt", "best.pt"
@@ -44,6 +47,22 @@ class Checkpoint:
     counters: dict[str, int] = field(default_factory=dict)
     """Whatever else the loop remembers: evaluations since the best one."""
     version: int = VERSION
+
+
+def snapshot(
+    model: GPT, optimizers: list[Optimizer], scaler: torch.amp.GradScaler, keep: bool
+) -> dict[str, Any]:
+    """The `model`, `optimizer` and `scaler` of a Checkpoint, copied so that training can go on.
+
+    All processes take part; those with `keep` False get no tensors.
+    """
+    weights = model.state_dict()
+    tied = weights.pop("unembed.weight") if model.config.tie_embeddings else None
+    weights = gather(weights, keep)
+    if tied is not None:
+        weights["unembed.weight"] = weights["embed.weight"]  # one tensor, in memory and on disk
+    moments = [gather(optimizer.state_dict(), keep) for optimizer in optimizers]
+    return {"model": weights, "optimizer": moments, "scaler": scaler.state_dict()}
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -174,7 +193,7 @@ def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | P
 
 
 def open_run(
-    run: str | Path, device: str = "cpu", attend: Attend = fused_attention
+    run: str | Path, device: str = "cpu", attend: Attend = fast_attention
 ) -> tuple[GPT, Tokenizer, Checkpoint]:
     """The model (float32, in eval mode), tokenizer and checkpoint of a run folder or checkpoint
     file. Raises UserError.

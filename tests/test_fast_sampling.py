@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from model.attention import KVCache
+from model.cache import KVCache
+from model.fast_sampling import SlabLinear, one_by_one, prepare_for_sampling
 from model.generate import generate
-from training import inference
-from training.inference import SlabLinear, one_by_one, prepare_for_sampling
-from training.runtime import autocast
+from model.sampling import Sampling
+from ops import device as device_module
+from ops.device import DTYPES, autocast, prefers_slabs
 
 MODERN = {
     "positions": "rotary",
@@ -31,7 +32,7 @@ LEAD = pytest.mark.parametrize("lead", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (7
 @pytest.fixture(params=["AMD EPYC", "Intel Xeon"])
 def maker(request, monkeypatch):
     """Whose processor this is made out to be: slabs are for those not of Intel's making."""
-    monkeypatch.setattr(inference, "device_name", lambda device: request.param)
+    monkeypatch.setattr(device_module, "device_name", lambda device: request.param)
     return request.param
 
 
@@ -41,7 +42,7 @@ def laid_out(model, precision="float32", threads=1):
     torch.set_num_threads(threads)
     try:
         other = copy.deepcopy(model)
-        prepare_for_sampling(other, precision)
+        prepare_for_sampling(other, DTYPES[precision], prefers_slabs("cpu", precision))
     finally:
         torch.set_num_threads(before)
     return other
@@ -103,7 +104,8 @@ def test_the_same_text(maker, tiny, options):
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 1]]
     for part in (prompts, prompts[:1]):
         drawn = [
-            list(generate(m, part, 12, temperature=0)) for m in (model, laid_out(model, threads=2))
+            list(generate(m, part, 12, Sampling(temperature=0)))
+            for m in (model, laid_out(model, threads=2))
         ]
         assert drawn[0] == drawn[1]
 
@@ -171,7 +173,8 @@ def test_a_single_token_goes_without_onednn(tiny):
 def test_slabs_are_for_processors_where_the_library_uses_one_thread(tiny, device, maker):
     """Intel's own, and other devices, keep plain products."""
     model = tiny().float().to(device)
-    prepare_for_sampling(model, "float32")
+    slabs = prefers_slabs(device.type, "float32")
+    prepare_for_sampling(model, torch.float32, slabs)
     assert isinstance(model.blocks[0].mlp.up, SlabLinear) is (
         device.type == "cpu" and maker == "AMD EPYC"
     )

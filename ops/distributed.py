@@ -90,6 +90,11 @@ class Processes:
             dist.barrier()
 
 
+def world_size() -> int:
+    """Processes that torchrun has started for this run; 1 where there is no torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def start(config: Config) -> Processes:
     """Join the group that torchrun has announced in the environment; without one, a single process
     needs no group.
@@ -97,15 +102,9 @@ def start(config: Config) -> Processes:
     `config` is resolved. Raises UserError where the configuration can't be shared among the
     processes.
     """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count, optim, run = world_size(), config.optim, config.run
     if count == 1:
-        return Processes(strategy=config.run.strategy)
-    optim, run = config.optim, config.run
-    micro = optim.micro_batch_size or 1
-    if optim.batch_size % (count * micro):
-        raise UserError(
-            f"batch_size {optim.batch_size} does not divide among {count} processes x micro_batch_size {micro}: choose a multiple"
-        )
+        return Processes(strategy=run.strategy)
     if run.strategy == "fsdp" and optim.optimizer == "muon":
         raise UserError(
             "muon needs whole matrices, which fsdp does not keep in one process: use --optimizer adamw or --strategy ddp"

@@ -25,9 +25,14 @@ from helpers import (
 
 from configs import ModelConfig, RunConfig
 from errors import UserError
-from model.attention import explicit_attention, fused_attention
+from model.attention import explicit_attention
+from model.fast_attention import fast_attention
 from model.gpt import GPT
-from training import runtime
+from ops import compiling, speed
+from ops.compiling import compile_or_not, recompute_blocks
+from ops.device import autocast, resolve, set_up
+from ops.speed import flops_per_token, matrix_rate
+from training.optimizer import clip_gradients
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def machine(monkeypatch):
 
 
 def resolved(**fields):
-    return runtime.resolve(
+    return resolve(
         make_config(
             "d", "r", **({"device": "auto", "precision": "auto", "compile": "auto"} | fields)
         )
@@ -95,9 +100,9 @@ def test_what_is_set_is_kept(machine):
     machine(cuda=4, cpu=["amx_bf16"])
     run = resolved(device="cpu", precision="float32", compile="on", threads=3)
     assert (run.device, run.precision, run.compile, run.threads) == ("cpu", "float32", "on", 3)
-    assert runtime.resolve(make_config("d", "r", threads=0)).run.threads == torch.get_num_threads()
-    again = runtime.resolve(make_config("d", "r", device="auto"))
-    assert runtime.resolve(again) == again
+    assert resolve(make_config("d", "r", threads=0)).run.threads == torch.get_num_threads()
+    again = resolve(make_config("d", "r", device="auto"))
+    assert resolve(again) == again
 
 
 @pytest.mark.parametrize(
@@ -135,14 +140,14 @@ def test_a_device_that_is_not_there(machine, device, cuda):
 def test_set_up_is_deterministic_on_cpu():
     run = RunConfig(device="cpu", threads=1, seed=5)
     with restored():
-        runtime.set_up(run)
+        set_up(run)
         assert torch.are_deterministic_algorithms_enabled()
         first = torch.rand(3)
         assert torch.get_num_threads() == 1
-        runtime.set_up(dataclasses.replace(run, threads=2))
+        set_up(dataclasses.replace(run, threads=2))
         assert torch.get_num_threads() == 2
         assert torch.equal(torch.rand(3), first)
-        runtime.set_up(dataclasses.replace(run, seed=6))
+        set_up(dataclasses.replace(run, seed=6))
         assert not torch.equal(torch.rand(3), first)
 
 
@@ -151,7 +156,7 @@ def test_deterministic_on_cuda_when_asked(monkeypatch, deterministic):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with restored():
-        runtime.set_up(RunConfig(device="cuda", threads=1, deterministic=deterministic))
+        set_up(RunConfig(device="cuda", threads=1, deterministic=deterministic))
         assert torch.are_deterministic_algorithms_enabled() is deterministic
         assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is deterministic
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
@@ -160,14 +165,14 @@ def test_deterministic_on_cuda_when_asked(monkeypatch, deterministic):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_autocast(precision):
     layer = torch.nn.Linear(2, 2)
-    with runtime.autocast("cpu", precision):
+    with autocast("cpu", precision):
         assert layer(torch.ones(1, 2)).dtype == getattr(torch, precision)
 
 
 # --- the parts ---
 
 
-def small(attend=fused_attention, **options):
+def small(attend=fast_attention, **options):
     torch.manual_seed(3)
     return GPT(
         ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options)),
@@ -187,7 +192,7 @@ def gradients(model, seed=4):
     }
 
 
-@pytest.mark.parametrize("attend", [explicit_attention, fused_attention])
+@pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_recomputing_gives_the_same_gradients(attend, dropout, precision):
@@ -195,12 +200,12 @@ def test_recomputing_gives_the_same_gradients(attend, dropout, precision):
     for recompute in (False, True):
         model = small(attend, dropout=dropout)
         if recompute:
-            runtime.recompute_blocks(model)
+            recompute_blocks(model)
         for block in model.blocks:
             block.mlp.register_forward_pre_hook(
                 lambda *_, recompute=recompute: calls.append(recompute)
             )
-        with runtime.autocast("cpu", precision):
+        with autocast("cpu", precision):
             found.append(gradients(model))
     assert same_value(*found)
     assert (calls.count(False), calls.count(True)) == (
@@ -218,7 +223,7 @@ def test_clipping_by_hand():
     )
     for largest, factor in ((6.5, 0.5), (13.5, 1.0), (0.0, 1.0)):
         holder[0].grad, holder[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
-        assert float(runtime.clip_gradients(holder, largest)) == pytest.approx(13.0, rel=1e-6)
+        assert float(clip_gradients(holder, largest)) == pytest.approx(13.0, rel=1e-6)
         assert holder[0].grad.tolist() == pytest.approx([3 * factor, 4 * factor], rel=1e-6)
         assert holder[1].grad.item() == pytest.approx(12 * factor, rel=1e-6)
 
@@ -242,7 +247,7 @@ def test_clipping_by_hand():
     ],
 )
 def test_flops_per_token_by_hand(options, n_weight):
-    assert runtime.flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
+    assert flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
 
 
 @pytest.mark.parametrize(
@@ -256,8 +261,8 @@ def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
     now = itertools.accumulate(
         lap / 1000 for lap in laps for _ in range(8)
     )  # two looks a lap, four laps a width
-    monkeypatch.setattr(runtime.time, "perf_counter", lambda: next(now))
-    assert runtime.matrix_rate("cpu", "float32", size) == pytest.approx(
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(now))
+    assert matrix_rate("cpu", "float32", size) == pytest.approx(
         2 * width**3 / (laps[-1] / 1000 / 3)
     )
 
@@ -267,7 +272,7 @@ def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
 FAULTS = """
 import resource, torch
 from configs import RunConfig
-from training.runtime import set_up
+from ops.device import set_up
 set_up(RunConfig(device="cpu", precision="float32", threads=1))
 for round in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -304,7 +309,7 @@ def compile_on(**fields):
 def test_compile_off():
     model = small()
     assert (
-        runtime.compile_or_not(
+        compile_or_not(
             model, dataclasses.replace(compile_on(), compile="off"), torch.zeros(1, 8).long()
         )
         is model
@@ -312,7 +317,7 @@ def test_compile_off():
 
 
 def one_warning(model, run, capsys):
-    assert runtime.compile_or_not(model, run, torch.zeros(1, 8).long()) is model
+    assert compile_or_not(model, run, torch.zeros(1, 8).long()) is model
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("warning: ")
@@ -351,7 +356,7 @@ def test_compile_that_fails(monkeypatch, capsys, when):
             raise RuntimeError("first line\nsecond line")
         return forward
 
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: "/usr/bin/true")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/true")
     monkeypatch.setattr(torch, "compile", fake)
     message = one_warning(small(), compile_on(), capsys)
     assert "first line" in message
@@ -359,7 +364,7 @@ def test_compile_that_fails(monkeypatch, capsys, when):
 
 
 def test_compile_that_works_leaves_no_gradients(monkeypatch):
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: "/usr/bin/true")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/true")
     seen = []
 
     def fake(model):
@@ -367,7 +372,7 @@ def test_compile_that_works_leaves_no_gradients(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", fake)
     model = small()
-    assert runtime.compile_or_not(model, compile_on(), torch.zeros(3, 8).long()) is not model
+    assert compile_or_not(model, compile_on(), torch.zeros(3, 8).long()) is not model
     assert seen == [(3, 8)]
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -3,27 +3,18 @@
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import os
 import platform
-import shutil
 import sys
-import time
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from configs import Config, RunConfig
 from errors import UserError
-from model.attention import Attend, explicit_attention, fused_attention
 
-ATTENTION: dict[str, Attend] = {"fused": fused_attention, "explicit": explicit_attention}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_PAYS_AFTER = 1000
 """Steps from which compiling, a minute at most, is paid back on a GPU."""
-LONG_PRODUCT = 5e-4
-"""Seconds of a product that is large enough to tell the hardware's rate."""
 
 
 def device_name(device: str) -> str:
@@ -143,84 +134,8 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
     return torch.autocast(device.partition(":")[0], dtype=DTYPES[precision])
 
 
-def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
-    """The compiled model, or, in one line of warning, the eager one where compiling fails.
-
-    A compiler's troubles show only when it is put to work, so one forward and backward pass is made
-    on `example`, tokens of the run's own shape; its gradients are dropped.
+def prefers_slabs(device: str, precision: str) -> bool:
+    """Whether drawing tokens is faster with matrices cut into a slab for each thread: in float32 on
+    a CPU, unless it is Intel's, whose library (MKL) uses all threads for one row by itself.
     """
-    if run.compile == "off":
-        return model
-    if run.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
-        print(
-            "warning: compile is on, but there is no C++ compiler on the PATH: going on without it",
-            file=sys.stderr,
-        )
-        return model
-    try:
-        compiled = torch.compile(model)
-        with autocast(run.device, run.precision):
-            compiled(example).float().mean().backward()
-        return compiled
-    except Exception as error:  # whatever the compiler raises; the eager model raises its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-        print(
-            f"warning: compiling failed, going on without it ({type(error).__name__}: {reason})",
-            file=sys.stderr,
-        )
-        return model
-    finally:
-        model.zero_grad(set_to_none=True)
-
-
-def clip_gradients(model: nn.Module, largest: float) -> torch.Tensor:
-    """The norm of all gradients together, over all processes; above `largest` (0: no limit) they
-    are scaled down to it.
-    """
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), largest or float("inf"))
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def recompute_blocks(model: nn.Module) -> None:
-    """Activation checkpointing (Chen et al.
-
-    2016): each block keeps its input alone and is computed again in the backward pass.
-    """
-    for block in model.blocks:
-        block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
-
-
-def matrix_rate(device: str, precision: str, size: int = 0) -> float:
-    """FLOPs per second of a product of two square matrices here and now: the best of a few.
-
-    Without a `size` widths are doubled until a product takes `LONG_PRODUCT`. So a fast GPU is kept
-    busy, and a precision that the hardware only emulates is done with in moments.
-    """
-    width = size or 128
-    while True:
-        a = torch.randn(width, width, device=device, dtype=DTYPES[precision])
-        best = float("inf")
-        for _ in range(4):
-            began = time.perf_counter()
-            for _ in range(3):
-                product = a @ a
-            product[0, 0].item()  # waits for a GPU
-            best = min(best, (time.perf_counter() - began) / 3)
-        if size or best > LONG_PRODUCT or width == 8192:
-            return 2 * width**3 / best
-        width *= 2
-
-
-def flops_per_token(model: nn.Module) -> float:
-    """6 N + 12 n_layer d_model T: forward and backward through the N weights that multiply, and
-    attention's two products.
-
-    Chowdhery et al. 2022, "PaLM", appendix B; a table that is only looked up (embeddings that
-    aren't tied, bigrams, learned positions) doesn't count into N.
-    """
-    config = model.config
-    looked_up = 0 if config.tie_embeddings else model.embed.weight.numel()
-    looked_up += config.context_length * config.d_model if config.positions == "learned" else 0
-    looked_up += config.bigrams * config.d_model
-    n_weight = sum(p.numel() for p in model.parameters()) - looked_up
-    return 6 * n_weight + 12 * config.n_layer * config.d_model * config.context_length
+    return precision == "float32" and device == "cpu" and "Intel" not in device_name("cpu")

@@ -11,28 +11,25 @@ from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
-from training.runtime import DTYPES, device_name
 
 
-def prepare_for_sampling(model: GPT, precision: str) -> None:
+def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) -> None:
     """Lay linear layers and norms out for drawing tokens, in place; the model can't be trained
     afterwards.
 
     Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and
-    values become one product, and weights are kept in `precision` (norms, embeddings and softmax
-    stay in float32: to be run under `autocast`). In float32 on a CPU not made by Intel the products
-    are shared out among the threads, see `SlabLinear`; in bfloat16 on a CPU a single token goes
-    without oneDNN, see `one_by_one`.
+    values become one product, and weights are kept in `dtype` (norms, embeddings and softmax stay
+    in float32: to be run under autocast). With `slabs`, for float32 on a CPU, the products are
+    shared out among the threads, see `SlabLinear`. In bfloat16 on a CPU a single token goes without
+    oneDNN, see `one_by_one`.
     """
-    on_cpu = model.embed.weight.device.type == "cpu"
-    slabs = precision == "float32" and on_cpu and "Intel" not in device_name("cpu")
 
     def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
         """What `layers` do, side by side."""
-        weight = torch.cat([layer.weight.detach() for layer in layers]).to(DTYPES[precision])
-        bias = (
-            None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
-        )
+        weight = torch.cat([layer.weight.detach() for layer in layers]).to(dtype)
+        bias = None
+        if layers[0].bias is not None:
+            bias = torch.cat([layer.bias.detach() for layer in layers])
         if slabs:
             return SlabLinear(weight, bias, torch.get_num_threads())
         return functools.partial(F.linear, weight=weight, bias=bias)
@@ -43,29 +40,26 @@ def prepare_for_sampling(model: GPT, precision: str) -> None:
         """
         if isinstance(layer, nn.Linear):
             return laid_out(layer)
-        options = {
-            "normalized_shape": layer.normalized_shape,
-            "weight": layer.weight,
-            "eps": layer.eps,
-        }
+        shape, weight, eps = layer.normalized_shape, layer.weight, layer.eps
         if isinstance(layer, nn.RMSNorm):
-            return functools.partial(torch.rms_norm, **options)
-        return functools.partial(torch.layer_norm, bias=layer.bias, **options)
+            return functools.partial(torch.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
+        return functools.partial(
+            torch.layer_norm, normalized_shape=shape, weight=weight, bias=layer.bias, eps=eps
+        )
 
     for module in list(model.modules()):
         if isinstance(module, CausalSelfAttention):
-            product, heads = (
-                laid_out(module.query, module.key, module.value),
-                (module.config.n_head, module.config.d_head),
-            )
+            product = laid_out(module.query, module.key, module.value)
+            heads = module.config.n_head, module.config.d_head
             module.projections = functools.partial(projections, product=product, heads=heads)
             del module.query, module.key, module.value
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
                 setattr(module, name, called(layer))
-    if precision == "bfloat16" and on_cpu:
-        model.features, model.unembed = one_by_one(model.features), one_by_one(model.unembed)
+    if dtype == torch.bfloat16 and model.embed.weight.device.type == "cpu":
+        model.features = one_by_one(model.features)
+        model.unembed = one_by_one(model.unembed)
 
 
 def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

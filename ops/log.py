@@ -35,14 +35,14 @@ def sample_entry(step: int, text: str) -> str:
     return f"--- step {step} ---\n{text}\n\n"
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Keep the records up to `step`, so that a resumed run writes what an undisturbed one would
+def cut_log(path: Path, step: int | None) -> None:
+    """Keep the records up to `step` (None: no record), so that a resumed run writes what an undisturbed one would
     have.
     """
     kept = [
         json.dumps(record, ensure_ascii=False) + "\n"
         for record in read_log(path)
-        if record["step"] <= step
+        if step is not None and record["step"] <= step
     ]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
@@ -74,9 +74,8 @@ class RunLog:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.clock, self.logged = time.perf_counter(), start
-        self.file = open(
-            folder / "log.jsonl" if is_main else os.devnull, "a", encoding="utf-8", buffering=1
-        )
+        path = folder / "log.jsonl" if is_main else os.devnull
+        self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed by close)
         self.bar = tqdm(
             total=config.optim.max_steps,
             initial=start,

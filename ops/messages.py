@@ -1,0 +1,84 @@
+"""What a run says before its first step, when it has lost its way, and after its last step."""
+
+from configs import Config
+from data.batches import n_windows
+from model.attention import Mask
+from model.fast_attention import holds_weights
+from model.gpt import GPT
+from ops.device import DTYPES, device_name
+from training.state import State
+
+
+def introduce(session, model: GPT) -> str:
+    """The lines printed before the first step: device, precision, parameters, data, tokens per step
+    spelt out, epochs.
+    """
+    config, share = session.config, session.share
+    dataset, tokenizer = session.dataset, session.tokenizer
+    optim, run, shape = config.optim, config.run, config.model
+    train, val = len(dataset.tokens["train"]), len(dataset.tokens["val"])
+    tokens_per_step = optim.batch_size * shape.context_length
+    epochs = optim.max_steps * optim.batch_size / n_windows(train, shape.context_length)
+    parameters = sum(p.numel() for p in model.parameters())
+    going_on = ""
+    if session.resumed_at is not None:
+        going_on = f", going on from step {session.resumed_at:,}"
+    lines = [
+        f"device   {run.device} ({device_name(run.device)}, {run.threads} threads), "
+        f"{run.precision}, {run.attention} attention, compile {run.compile}",
+        f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, "
+        f"width {shape.d_model}, {shape.positions} positions, {shape.norm}, {shape.mlp}",
+        f"data     {dataset.folder}: {train:,} training and {val:,} validation tokens; "
+        f"{tokenizer.vocab_size:,} ids ({tokenizer.kind})",
+        f"step     micro-batch {share.micro_batch_size} x accumulation {share.n_micro} "
+        f"x processes {share.n_process} x context {shape.context_length} "
+        f"= {tokens_per_step:,} tokens",
+        f"run      {optim.max_steps:,} steps of {optim.optimizer} "
+        f"= {optim.max_steps * tokens_per_step:,} tokens = {epochs:.2f} epochs{going_on} "
+        f"-> {run.out}",
+    ]
+    if note := attention_note(config):
+        lines.append(note)
+    return "\n".join(lines + session.notes)
+
+
+def attention_note(config: Config) -> str | None:
+    """A line where fast attention holds the n^2 weights after all; None elsewhere."""
+    run, shape = config.run, config.model
+    device, dtype = run.device.partition(":")[0], DTYPES[run.precision]
+    mask = Mask(window=shape.window)
+    arguments = (mask, shape.context_length, device, dtype, shape.dropout)
+    if run.attention == "explicit" or not holds_weights(run.attention, *arguments):
+        return None
+    if shape.dropout:
+        why = "with dropout"
+    else:
+        why = f"in {run.precision} at context {shape.context_length}"
+    return f"note     {why}, fast attention on a CPU holds the n^2 weights, as explicit does"
+
+
+def farewell(session, state: State, reason: str) -> str:
+    """The last lines printed: where the run stands, and what can be done with it."""
+    out, max_steps = session.config.run.out, session.config.optim.max_steps
+    if reason != "done":
+        return (
+            f"{reason}: stopped after step {state.step:,} of {max_steps:,}; "
+            f"saved in {out}; --resume goes on"
+        )
+    return (
+        f"done: best validation loss {state.best_val_loss:.4f}; "
+        f"saved in {out} (log.jsonl, loss.png, samples.txt)\n"
+        f"next: python sample.py {out}\n"
+        f"      python attention_map.py {out} --out {out}/attention.html"
+    )
+
+
+def not_finite(step: int, config: Config) -> str:
+    """What to say when a run has lost its way."""
+    return (
+        f"loss or gradient is not finite at step {step:,} and those before it "
+        f"(seed {config.run.seed}); best.pt is as it was.\n"
+        f"Lower --lr (now {config.optim.lr:g}), raise --warmup-steps "
+        f"(now {config.optim.warmup_steps}), or use --precision float32 "
+        f"(now {config.run.precision})"
+    )

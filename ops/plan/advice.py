@@ -1,0 +1,119 @@
+"""When memory is short: a warning before the run, and the way out once it has failed."""
+
+import errno
+import sys
+import traceback
+
+import torch
+
+from configs import Config
+from data.batches import share_batch
+from data.dataset import Dataset
+from data.tokenizer import load_tokenizer
+from model.attention import Mask
+from model.fast_attention import holds_weights
+from ops.device import DTYPES
+from ops.distributed import world_size
+from ops.plan import limits
+from ops.plan.counting import Plan, make_plan
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
+"""Words by which a RuntimeError tells that an allocation has failed."""
+
+
+def memory_warning(plan: Plan) -> str | None:
+    """A line for the start of a run on CPU that takes more memory than there is; None where it
+    fits, or nobody can tell.
+    """
+    if plan.config.run.device != "cpu" or not plan.limit or plan.peak <= plan.limit:
+        return None
+    return (
+        f"warning: the run will hold about {plan.peak / 2**20:,.0f} MiB, "
+        f"{plan.limit / 2**20:,.0f} MiB can be had: "
+        "lower --micro-batch-size or use --recompute; --plan tells more"
+    )
+
+
+def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> None:
+    """Print `memory_warning` for a resolved configuration. It is planned only where a rough
+    reckoning comes near the limit, as planning takes seconds.
+    """
+    held, _ = limits.baseline()  # on any device: `out_of_memory_advice` builds on it
+    if config.run.device != "cpu":
+        return
+    if 2 * _rough_bytes(config, vocab_size, processes) + 2 * held <= limits.memory_limit("cpu"):
+        return
+    if warning := memory_warning(make_plan(config, vocab_size, processes=processes)):
+        print(warning, file=sys.stderr)
+
+
+def _rough_bytes(config: Config, vocab_size: int, processes: int) -> int:
+    """Bytes a run on CPU takes beside interpreter and libraries, by rule of thumb and rather too
+    many.
+    """
+    shape, optim, run = config.model, config.optim, config.run
+    share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
+    n_weight = 12 * shape.n_layer * shape.d_model**2 + 2 * vocab_size * shape.d_model
+    numbers_per_token = 4 * vocab_size + 40 * shape.n_layer * shape.d_model
+    mask = Mask(window=shape.window)
+    dtype = DTYPES[run.precision]
+    if holds_weights(run.attention, mask, shape.context_length, "cpu", dtype, shape.dropout):
+        numbers_per_token += 4 * shape.n_layer * shape.n_head * shape.context_length
+    n_token = share.micro_batch_size * shape.context_length
+    return 24 * n_weight + 4 * n_token * numbers_per_token
+
+
+def advise(error: BaseException, config: Config) -> str | None:
+    """`out_of_memory_advice` with the vocabulary of the configuration's data, for this many
+    processes as torchrun has started.
+    """
+    vocab_size = load_tokenizer(Dataset(config.data.data).tokenizer_spec).vocab_size
+    return out_of_memory_advice(error, config, vocab_size, world_size())
+
+
+def out_of_memory_advice(
+    error: BaseException, config: Config, vocab_size: int, processes: int = 1
+) -> str | None:
+    """What to change when an allocation has failed, the global batch kept; None where `error` is
+    something else.
+
+    The micro-batch named is the largest for which the plan finds room. What the failed calls hold
+    is freed; `baseline` must have been asked, as `warn_at_start` does, when the run began.
+    """
+    if not _is_out_of_memory(error):
+        return None
+    traceback.clear_frames(error.__traceback__)
+    batch_size = config.optim.batch_size
+    share = share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
+    micro = share.micro_batch_size
+    rows = share.n_micro * micro
+    ways = [("", size, config) for size in range(micro - 1, 0, -1) if rows % size == 0]
+    if not config.run.recompute:
+        ways.append(("--recompute ", 1, config.replace(recompute=True)))
+    for option, size, way in ways:
+        plan = make_plan(way.replace(micro_batch_size=size), vocab_size, processes=processes)
+        if plan.fits:
+            return (
+                f"out of memory at micro_batch_size {micro}; "
+                f"{option}--micro-batch-size {size} should fit and keeps "
+                f"batch_size {batch_size} ({plan.share.n_micro} accumulation steps)"
+            )
+    return (
+        f"out of memory at micro_batch_size {micro}, and even 1 with --recompute would not fit: "
+        "choose a smaller model (--n-layer, --d-model) or a shorter --context-length; "
+        "--plan tells what they take"
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in OUT_OF_MEMORY)

@@ -1,0 +1,191 @@
+"""What surrounds a run: its folder and data, its device, the other processes, its log and its end.
+
+The trainer is given a session and asks it for what depends on the machine. Everything here is the
+same whatever the model is.
+"""
+
+import contextlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from configs import Config
+from data.batches import share_batch
+from data.dataset import Dataset
+from data.tokenizer import load_tokenizer
+from errors import MachineError
+from model.gpt import GPT
+from ops import distributed
+from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, snapshot
+from ops.compiling import compile_or_not, recompute_blocks
+from ops.device import autocast, resolve, set_up
+from ops.log import RunLog, plot_losses
+from ops.messages import farewell, introduce, not_finite
+from ops.plan import warn_at_start
+from ops.resume import initial_weights, resume_notes
+from ops.run_folder import open_folder, start_folder
+from ops.speed import flops_per_token, matrix_rate
+from ops.stopping import Stop
+from training.state import State
+
+BAD_STEPS_ALLOWED = {"float32": 5, "bfloat16": 5, "float16": 25}
+"""Updates in a row that may be skipped as loss or gradient is not finite; float16's scaler needs a
+few to find its scale.
+"""
+
+
+class Session:
+    """One run of train.py, from its configuration to its exit code.
+
+    Used as a context around the loop: leaving it waits for what is being written and closes the
+    log. Raises UserError where the configuration can't be run here.
+    """
+
+    log: RunLog
+    """From `wrap` on."""
+    stop: Stop
+    """From `wrap` on."""
+
+    def __init__(self, config: Config):
+        self.dataset = Dataset(config.data.data)
+        self.folder, config, checkpoint = open_folder(config, self.dataset)
+        self.config = config = resolve(config)
+        optim, run = config.optim, config.run
+        self.dataset.check_context(config.model.context_length)
+        share_batch(optim.batch_size, optim.micro_batch_size, n_process=distributed.world_size())
+        self.processes = distributed.start(config)
+        self.share = share_batch(
+            optim.batch_size, optim.micro_batch_size, self.processes.rank, self.processes.count
+        )
+        self.device = self.processes.device(run.device)
+        self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+        warn_at_start(config, self.tokenizer.vocab_size, self.processes.count)
+        set_up(run)
+        self.checkpoint = checkpoint
+        self.resumed_at = checkpoint.step if checkpoint else None
+        self.notes = resume_notes(config, checkpoint) if checkpoint else []
+        self.saver = Saver()
+        self.bad_steps = 0
+
+    # --- before the first step, in this order ---
+
+    def load_weights(self, model: GPT) -> None:
+        """Put in the weights of the checkpoint that is gone on from, or those of --init-from."""
+        initial_weights(model, self.config, self.dataset, self.checkpoint)
+
+    def place(self, model: GPT) -> None:
+        """Move the model to its device, or this process's share of it."""
+        self.processes.shard(model.to(self.device))
+        if self.config.run.recompute:
+            recompute_blocks(model)
+
+    def restore(self, optimizers: list[Optimizer], scaler: torch.amp.GradScaler) -> State:
+        """Where the run stands: at the checkpoint, whose moments go to the optimizers, or at 0."""
+        checkpoint, self.checkpoint = self.checkpoint, None  # memory holds its tensors no longer
+        if checkpoint is None:
+            return State()
+        for optimizer, moments in zip(optimizers, checkpoint.optimizer, strict=True):
+            optimizer.load_state_dict(distributed.scatter_optimizer(optimizer, moments))
+        scaler.load_state_dict(checkpoint.scaler)
+        since_best = checkpoint.counters.get("since_best", 0)
+        return State(checkpoint.step, checkpoint.best_val_loss, since_best)
+
+    def start(self, model: GPT) -> None:
+        """Make the folder ready and say what is about to be done."""
+        if self.processes.is_main:
+            start_folder(self.folder, self.config, self.resumed_at)
+            print(introduce(self, model))
+        self.processes.barrier()
+
+    def wrap(self, model: GPT, example: Tensor) -> nn.Module:
+        """The module that a step calls: compiled where that is asked for, and averaging gradients
+        among processes. `example` are tokens of the run's own shape. The log opens, and the clock
+        starts.
+        """
+        run = self.config.run
+        wrapped = self.processes.wrap(compile_or_not(model, run, example), self.device)
+        peak = self.processes.count * matrix_rate(self.device, run.precision)
+        is_main, first = self.processes.is_main, self.resumed_at or 0
+        flops = flops_per_token(model)
+        self.log = RunLog(self.folder, self.config, first, flops, peak, is_main)
+        self.stop = Stop(self.config)
+        return wrapped
+
+    # --- in the loop ---
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        with contextlib.closing(self.log):
+            if kind is None:
+                self.saver.wait()
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context in which the model runs at the run's precision."""
+        return autocast(self.device, self.config.run.precision)
+
+    def accumulating(
+        self, step_model: nn.Module, is_last: bool
+    ) -> contextlib.AbstractContextManager:
+        """The context of one micro-batch, the `is_last` of a step or not."""
+        return self.processes.accumulating(step_model, is_last)
+
+    def agree(self, loss: Tensor) -> float:
+        """The mean loss over all processes; what one has heard of an early end, all know now."""
+        mean = loss / self.processes.count
+        mean, *heard = self.processes.sum(mean, *self.stop.news(), device=self.device)
+        self.stop.agree(*heard)
+        return mean
+
+    def check_finite(self, step: int, loss: float, grad_norm: float) -> None:
+        """Say that the update to `step` was left out, where it was. Raises MachineError after too
+        many in a row.
+        """
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self.bad_steps = 0
+            return
+        self.bad_steps += 1
+        self.log.say(f"step {step:,}: loss {loss}, gradient norm {grad_norm}: update skipped")
+        if self.bad_steps == BAD_STEPS_ALLOWED[self.config.run.precision]:
+            raise MachineError(not_finite(step, self.config))
+
+    def save(self, trainer, is_best: bool, is_latest: bool) -> None:
+        """Have the state written as best.pt, as checkpoint.pt, as both or as neither; all processes
+        take part. Raises MachineError where an earlier save has failed.
+        """
+        self.saver.check()
+        names = [BEST] * is_best + [LATEST] * is_latest
+        if not names:
+            return
+        with self.log.phase("save"):
+            self.saver.wait()  # so that there is never more than one copy
+            keep = self.processes.is_main
+            tensors = snapshot(trainer.model, trainer.optimizers, trainer.scaler, keep)
+            state = trainer.state
+            if self.processes.is_main:
+                checkpoint = Checkpoint(
+                    step=state.step,
+                    best_val_loss=state.best_val_loss,
+                    counters={"since_best": state.evaluations_since_best},
+                    config=self.config.to_dict(),
+                    tokenizer=self.dataset.tokenizer_spec,
+                    dataset=self.dataset.fingerprint,
+                    **tensors,
+                )
+                self.saver.save(checkpoint, *(self.folder / name for name in names))
+            if state.step == 0:
+                self.saver.wait()  # from here on there is a whole checkpoint at any instant
+
+    # --- after the last step ---
+
+    def finish(self, state: State, reason: str) -> int:
+        """Draw the loss curve, say where the run stands, and leave the other processes: the exit
+        code.
+        """
+        if self.processes.is_main:
+            plot_losses(self.folder)
+            print(farewell(self, state, reason))
+        return distributed.leave(self.stop.exit_code)

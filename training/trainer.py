@@ -1,0 +1,106 @@
+"""The work of a step: read a micro-batch, add up gradients, update, evaluate.
+
+`train.py` calls these methods in order. What surrounds a run (its folder, device, other processes,
+clock and log) is a `session`, which nothing here needs to understand.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from data.batches import dropout_seed, training_batch
+from model.fast_attention import ATTENTION
+from model.gpt import GPT
+from training.evaluate import draw_sample, evaluate
+from training.loss import cross_entropy
+from training.optimizer import clip_gradients, learning_rate, make_optimizers, set_learning_rate
+from training.state import State
+
+
+class Trainer:
+    """A model, its optimizers, and where the run stands."""
+
+    def __init__(self, session):
+        self.session, self.config, self.share = session, session.config, session.share
+        optim, run = self.config.optim, self.config.run
+        vocab_size = session.tokenizer.vocab_size
+        self.model = GPT(self.config.model, vocab_size, ATTENTION[run.attention])
+        session.load_weights(self.model)
+        session.place(self.model)
+        self.optimizers = make_optimizers(self.model, optim, run.precision)
+        self.scaler = torch.amp.GradScaler(enabled=run.precision == "float16")
+        self.state: State = session.restore(self.optimizers, self.scaler)
+        session.start(self.model)
+        self.step_model = session.wrap(self.model, self.micro_batch(0, 0)[0])
+
+    def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global
+        batch of `step`.
+        """
+        tokens, targets = training_batch(
+            self.session.dataset.tokens["train"],
+            self.config.model.context_length,
+            self.config.optim.batch_size,
+            self.config.run.seed,
+            step,
+            self.share.rows(index),
+        )
+        device = self.session.device
+        return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+    def accumulate(self) -> Tensor:
+        """Add up the gradients of the mean loss over this process's share of the batch, a
+        micro-batch at a time. Returns that loss, in nats per token.
+        """
+        session, log, step = self.session, self.session.log, self.state.step
+        loss = torch.zeros((), device=session.device)
+        indices = self.share.micro_batches()
+        for index in indices:
+            with log.phase("data"):
+                tokens, targets = self.micro_batch(step, index)
+            if self.config.model.dropout:
+                torch.manual_seed(dropout_seed(self.config.run.seed, step, index))
+            with session.accumulating(self.step_model, is_last=index == indices[-1]):
+                with log.phase("forward"), session.autocast():
+                    logits = self.step_model(tokens)
+                    micro_loss = cross_entropy(logits, targets) / self.share.n_micro
+                with log.phase("backward"):
+                    self.scaler.scale(micro_loss).backward()
+            loss += micro_loss.detach()
+        return loss
+
+    def update(self, loss: float) -> tuple[float, float]:
+        """Clip the gradients, let the optimizers step, and clear them: the learning rate and the
+        gradient's norm before clipping.
+
+        There is no step where `loss` or norm is not finite. The scaler undoes the scaling of
+        float16's losses (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2); in
+        other precisions it does nothing.
+        """
+        lr = learning_rate(self.state.step, self.config.optim)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        grad_norm = float(clip_gradients(self.model, self.config.optim.grad_clip))
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            set_learning_rate(self.optimizers, lr)
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+        self.scaler.update()
+        self.model.zero_grad(set_to_none=True)
+        return lr, grad_norm
+
+    def evaluate(self) -> tuple[dict[str, float], str]:
+        """The losses on both splits, and a sample, with the weights as they stand."""
+        session, run = self.session, self.config.run
+        n_window = run.eval_batches * self.config.optim.batch_size
+        with session.autocast():
+            losses = evaluate(
+                self.model,
+                session.dataset,
+                self.share.micro_batch_size,
+                n_window,
+                session.processes,
+            )
+            sample = draw_sample(self.model, session.tokenizer, run.sample_tokens, run.seed)
+        return losses, sample
