@@ -1,8 +1,11 @@
-# make        set up .venv, prepare Shakespeare's plays, train, sample, draw the attention page; what is done is not done again
-# make test   set up and run the tests
+# make        set up .venv, prepare Shakespeare's plays, train, sample, draw the attention page;
+#             what is done is not done again
+# make check  lint, format, types and the short tests
+# make test   lint, format and all tests but the drill
 # make drill  the long versions of tests and measurements
 #
-# A CPU-only machine with Linux: make TORCH_INDEX=https://download.pytorch.org/whl/cpu   fetches PyTorch's small CPU build (0.2 GB, not 3 GB)
+# A CPU-only machine with Linux: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# fetches PyTorch's small CPU build (0.2 GB, not 3 GB)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -10,7 +13,7 @@ RUN := runs/shakespeare-char
 DATA := data/prepared/shakespeare-char
 BIN := .venv/bin
 
-.PHONY: all test drill clean
+.PHONY: all check test drill clean
 all: $(RUN)/attention.html
 	@echo
 	@echo "Trained, sampled and drawn. Look at:"
@@ -42,8 +45,15 @@ $(RUN)/sample.txt: $(RUN)/trained
 $(RUN)/attention.html: $(RUN)/sample.txt
 	$(BIN)/python attention_map.py $(RUN) --out $@
 
+check: .venv/installed-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -n 2 -m "not slow and not drill"
+
 test: .venv/installed-dev
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 drill: .venv/installed-dev

@@ -76,7 +76,8 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
     first, _, end = (options.tokens or f"0:{len(ids)}").partition(":")
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= len(ids)):
         raise UserError(
-            f"--tokens is {options.tokens!r}; it must be FIRST:END, 0 <= FIRST < END <= {len(ids)} (all there are)"
+            f"--tokens is {options.tokens!r}; "
+            f"it must be FIRST:END, 0 <= FIRST < END <= {len(ids)} (all there are)"
         )
     ids = ids[int(first) : int(end)]
     if len(ids) > limit:
@@ -182,7 +183,8 @@ def main() -> int:
         figures.draw_learning(watched, curve, title, out)
     else:
         raise UserError(
-            f"{folder} holds no snapshots of its training (attention/); train.py writes them at its evaluations"
+            f"{folder} holds no snapshots of its training (attention/); "
+            "train.py writes them at its evaluations"
         )
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"
     print(f"{out}: {size}, {out.stat().st_size / 1e6:.1f} MB")

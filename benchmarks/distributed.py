@@ -2,7 +2,7 @@
 process holds.
 
     python -m benchmarks.distributed                # losses over 50 steps, float32
-    python -m benchmarks.distributed --memory       # peak resident memory of each of 2 processes, 48 million parameters
+    python -m benchmarks.distributed --memory       # peak memory of each of 2 processes, 48M
 
 Linux only: peak memory is read from /proc.
 """

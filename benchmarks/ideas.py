@@ -1,7 +1,7 @@
 """What each idea buys: from GPT-2 to speedrun-cpu, one idea at a time, equal training time, three
 seeds.
 
-    python -m benchmarks.ideas                  # 20 s a run, three seeds: about 20 minutes on two cores
+    python -m benchmarks.ideas             # 20 s a run, three seeds: about 20 minutes on two cores
     python -m benchmarks.ideas --seconds 60
 
 Each row adds its idea to all those above it. A few timed steps say how many fit into the time, and

@@ -38,13 +38,16 @@ def describe_machine() -> str:
     """Machine, versions, thread count and matrix rates, in a line each."""
     rates = ", ".join(f"{p} {matrix_rate('cpu', p, 2048) / 1e9:,.0f}" for p in cpu_precisions())
     lines = [
-        f"machine: {device_name('cpu')}, {platform.machine()}, {torch.get_num_threads()} threads, {platform.system()}",
-        f"versions: Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}",
+        f"machine: {device_name('cpu')}, {platform.machine()}, {torch.get_num_threads()} "
+        f"threads, {platform.system()}",
+        f"versions: Python {platform.python_version()}, torch {torch.__version__}, numpy "
+        f"{numpy.__version__}",
         f"matrix product of 2048 x 2048 on CPU, GFLOP/s: {rates}",
     ]
     if torch.cuda.is_available():
         lines.append(
-            f"GPU: {device_name('cuda')}, bfloat16 {matrix_rate('cuda', 'bfloat16', 8192) / 1e12:,.0f} TFLOP/s"
+            f"GPU: {device_name('cuda')}, bfloat16 "
+            f"{matrix_rate('cuda', 'bfloat16', 8192) / 1e12:,.0f} TFLOP/s"
         )
     return "\n".join(lines)
 

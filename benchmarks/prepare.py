@@ -2,7 +2,7 @@
 tiktoken and against the disk.
 
     python -m benchmarks.prepare --megabytes 500
-    python -m benchmarks.prepare --folder /dev/shm        # files in memory: what the program itself allows
+    python -m benchmarks.prepare --folder /dev/shm    # files in memory: what the program allows
 
 The text is Python's own library, repeated (no network needed), or --text FILE. The disk's rate is a
 plain write of the same bytes, flushed. The yardstick of gpt2 and bpe is tiktoken's own
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import ROOT, parser, publish, spread
-from data.corpora import open_corpus
+from data.sources import open_corpus
 from data.tokenizer import (
     Alphabet,
     BPETokenizer,
@@ -154,7 +154,10 @@ def main() -> None:
                 }
             )
             record.append({"tokenizer": kind, **rates})
-    notes = f"{cpu_cores()} cores. A plain flushed write here: {disk / 1e6:,.0f} MB/s; byte and char write two bytes a character."
+    notes = (
+        f"{cpu_cores()} cores. A plain flushed write here: {disk / 1e6:,.0f} MB/s; "
+        "byte and char write two bytes a character."
+    )
     publish(arguments.out, {"Preparing": rows}, {"rates": record, "disk": disk / 1e6}, notes)
 
 

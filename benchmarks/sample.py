@@ -143,6 +143,7 @@ def main() -> None:
                 middle["ours", device, precision],
                 middle["transformers", device, precision],
             )
+            exact = middle["transformers", device, "float32"]
             rows.append(
                 {
                     "batch": batch,
@@ -150,29 +151,40 @@ def main() -> None:
                     "tokens/s": spread(rates["ours", device, precision], ",.0f"),
                     "transformers": spread(rates["transformers", device, precision], ",.0f"),
                     "ratio": f"{mine / other:.2f}",
-                    "ratio to its float32": f"{mine / middle['transformers', device, 'float32']:.2f}",
+                    "ratio to its float32": f"{mine / exact:.2f}",
                 }
             )
-            record.append({"batch": batch, "device": device, "precision": precision, "ours": rates["ours", device, precision],
-                           "transformers": rates["transformers", device, precision]})  # fmt: skip
+            record.append(
+                {
+                    "batch": batch,
+                    "device": device,
+                    "precision": precision,
+                    "ours": rates["ours", device, precision],
+                    "transformers": rates["transformers", device, precision],
+                }
+            )
     bound, last = statistics.median(bounds), cpu_precisions()[-1]
     edge = past_the_edge(config, vocab_size, last)
     single = [
         statistics.median(r["ours"]) for r in record if r["batch"] == 1 and r["device"] == "cpu"
     ]
     notes = [
-        f"Reading the {n_weight:,} weights once a token in float32, at {bound * n_weight / 2.5e8:.1f} GB/s, allows {bound:,.0f} "
+        f"Reading the {n_weight:,} weights once a token in float32, at "
+        f"{bound * n_weight / 2.5e8:.1f} GB/s, allows {bound:,.0f} "
         "tokens/s"
         + (f"; one prompt reaches {max(single) / bound:.0%} of that." if single else "."),
-        f"Past the context's edge: {edge:,.0f} tokens/s on average in {last}. After {config.context_length // 2:,} tokens each "
-        "the last half of the context is read anew, in one pass, as its positions have changed; the rest goes through the cache.",
+        f"Past the context's edge: {edge:,.0f} tokens/s on average in {last}. After "
+        f"{config.context_length // 2:,} tokens each "
+        "the last half of the context is read anew, in one pass, as its positions have changed; "
+        "the rest goes through the cache.",
         *(
             []
             if torch.cuda.is_available()
             else ["GPU: none at hand, so nothing was measured on one."]
         ),
     ]
-    title = f"Sampling {n_token} tokens, {n_weight / 1e6:.1f}M parameters, context {config.context_length:,}"
+    size = f"{n_weight / 1e6:.1f}M parameters, context {config.context_length:,}"
+    title = f"Sampling {n_token} tokens, {size}"
     publish(
         arguments.out.with_name(f"{arguments.out.name}-{arguments.size}"),
         {title: rows},

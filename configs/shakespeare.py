@@ -32,7 +32,8 @@ PRESETS = {
         ),
     ),
     "nanogpt-cpu": (
-        "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; needs tinyshakespeare-char",
+        "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; "
+        "needs tinyshakespeare-char",
         Config(
             model=ModelConfig(
                 n_layer=4, n_head=4, d_model=128, context_length=64, mlp="gelu_exact", bias=False

@@ -1,4 +1,5 @@
-"""The batches of a run: a pure function of (seed, step), so there is no loader and no state to save.
+"""The batches of a run: a pure function of (seed, step), so there is no loader and no state to
+save.
 
 The tokens of a split are one long array. A window is `context_length` of them and the one that
 follows: its inputs are all but the last, its targets all but the first.

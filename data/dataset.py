@@ -9,7 +9,7 @@ import numpy as np
 from errors import UserError
 
 FORMAT = 1
-"""Version of dataset.json that this code reads."""
+"""Version of dataset.json that this program writes and reads."""
 
 
 class Dataset:
@@ -25,24 +25,27 @@ class Dataset:
             self.info = json.loads((self.folder / "dataset.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.folder} holds no prepared data ({error}); prepare it with `python -m data.prepare`"
+                f"{self.folder} holds no prepared data ({error}); "
+                "prepare it with `python -m data.prepare`"
             ) from None
         found = self.info.get("format") if isinstance(self.info, dict) else None
         if found != FORMAT:
             raise UserError(
-                f"{self.folder} is in format {found}, this version reads {FORMAT}: prepare it again with --overwrite"
+                f"{self.folder} is in format {found}, this version reads {FORMAT}: "
+                "prepare it again with --overwrite"
             )
         self.tokens = {split: self._map(split) for split in ("train", "val")}
         self.tokenizer_spec = self.info["tokenizer"]
 
     def _map(self, split: str) -> np.ndarray:
-        path, expected = self.folder / f"{split}.bin", self.info["splits"][split]["tokens"]
+        path = self.folder / f"{split}.bin"
         dtype = np.dtype(self.info["dtype"]).newbyteorder("<")
         size = path.stat().st_size if path.exists() else 0
-        if size != expected * dtype.itemsize:
-            wanted = expected * dtype.itemsize
+        wanted = self.info["splits"][split]["tokens"] * dtype.itemsize
+        if size != wanted:
             raise UserError(
-                f"{path} has {size:,} bytes, dataset.json says {wanted:,}: prepare it again with --overwrite"
+                f"{path} has {size:,} bytes, dataset.json says {wanted:,}: "
+                "prepare it again with --overwrite"
             )
         return np.memmap(path, dtype=dtype, mode="r")
 
@@ -58,12 +61,14 @@ class Dataset:
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of text a token of the split stands for, on average."""
-        return self.info["splits"][split]["bytes"] / self.info["splits"][split]["tokens"]
+        info = self.info["splits"][split]
+        return info["bytes"] / info["tokens"]
 
     def check_context(self, context_length: int) -> None:
         """Raise UserError where a split is shorter than one window of `context_length`."""
         for split, least in (("train", context_length + 1), ("val", 2)):
-            if (found := len(self.tokens[split])) < least:
+            found = len(self.tokens[split])
+            if found < least:
                 raise UserError(
                     f"the {split} split has {found:,} tokens, a window needs {least:,}: "
                     "use a longer text or a shorter --context-length"

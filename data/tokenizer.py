@@ -23,14 +23,15 @@ from itertools import groupby
 
 import numpy as np
 
+from data.names import TOKENIZERS
 from errors import UserError
 
 FORMAT = 1  # of a spec
-UNKNOWN = 0xFFFFFFFF  # in place of an id
 SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
-CHUNK_CHARACTERS = (
-    1 << 17
-)  # a BPE's text is cut into pieces of at least this size, to be shared out among the cores
+# A BPE's text is cut into pieces of at least this size, to be shared out among the cores.
+CHUNK_CHARACTERS = 1 << 17
+UNKNOWN = 0xFFFFFFFF  # in place of an id
+ALL_BYTES = [bytes([i]) for i in range(256)]
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -50,19 +51,24 @@ class Tokenizer(ABC):
     one.
     """
 
-    kind: str  # "char", "byte", "bpe" or "gpt2"
-    vocab_size: int  # the separator included
-    separator: int | None  # the id that stands between two documents, if there is one
-    cuts_anywhere = (
-        True  # encode(a + b) == encode(a) + encode(b) for every a, b; else cut as `safe_cut` does
-    )
+    kind: str
+    """One of `TOKENIZERS`."""
+    vocab_size: int
+    """The separator included."""
+    separator: int | None
+    """The id that stands between two documents, if there is one."""
+    cuts_anywhere = True
+    """encode(a + b) == encode(a) + encode(b) for every a and b; else cut as `safe_cut` does."""
 
     def __init__(self, pieces: list[bytes], separator: bool):
         self.pieces = pieces
-        self.separator = len(pieces) if separator else None
-        self.vocab_size = len(pieces) + separator
+        self.separator = None
+        self._printed = list(pieces)
+        if separator:
+            self.separator = len(pieces)
+            self._printed.append(SEPARATOR_TEXT.encode())
+        self.vocab_size = len(self._printed)
         self.dtype = np.dtype(dtype_for(self.vocab_size))
-        self._printed = pieces + [SEPARATOR_TEXT.encode()] * separator
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of `text`, shape (tokens,), dtype `dtype_for(vocab_size)`. UserError for text that
@@ -98,9 +104,10 @@ class Tokenizer(ABC):
         """UTF-8 bytes of text that each id stands for, shape (vocab_size,), int64; the separator
         stands for none.
         """
-        return np.array(
-            [len(piece) for piece in self.pieces] + [0] * (self.separator is not None), np.int64
-        )
+        lengths = [len(piece) for piece in self.pieces]
+        if self.separator is not None:
+            lengths.append(0)
+        return np.array(lengths, np.int64)
 
     @abstractmethod
     def spec(self) -> dict:
@@ -123,31 +130,28 @@ class CharTokenizer(Tokenizer):
             )
         super().__init__([symbol.encode() for symbol in symbols], separator)
         self.symbols = symbols
-        codes = np.frombuffer(symbols.encode("utf-32-le"), "<u4")
-        self._table = np.full(
-            max(256, int(codes[-1]) + 2), UNKNOWN, np.uint32
-        )  # code point -> id; the last entry: all beyond it
-        self._table[codes] = np.arange(len(codes))
-        # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes
-        # a second: in code point order those ids fit a byte. Id 255 may mean "unknown" there: it is
-        # a character's only if all 256 are known.
-        self._latin_table = np.minimum(self._table[:256], 255).astype(np.uint8).tobytes()
+        self.ids = {symbol: i for i, symbol in enumerate(symbols)}
+        self._table = CodePointTable(self.ids)
 
     def _encode(self, text: str) -> np.ndarray:
-        try:
-            raw = text.encode("latin-1").translate(self._latin_table)
-            ids, suspect = np.frombuffer(raw, np.uint8), b"\xff" in raw
-        except UnicodeEncodeError:
-            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-            ids = np.take(self._table, codes, mode="clip")
-            suspect = (ids == UNKNOWN).any()
-        if suspect and (unknown := sorted(set(text) - set(self.symbols))):
-            shown = ", ".join(map(ascii, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
-            raise UserError(
-                f"{len(unknown)} character(s) of the text are not among the {len(self.symbols)} of the vocabulary: {shown}\n"
-                "leave them out, or prepare the corpus with --tokenizer byte or bpe, which know every character"
-            )
+        # [self.ids[character] for character in text], a hundred times as fast.
+        ids, suspect = self._table.look_up(text)
+        if suspect:
+            unknown = sorted(set(text) - self.ids.keys())
+            if unknown:
+                raise self._error(unknown)
         return ids
+
+    def _error(self, unknown: list[str]) -> UserError:
+        shown = ", ".join(map(ascii, unknown[:10]))
+        if len(unknown) > 10:
+            shown += ", ..."
+        return UserError(
+            f"{len(unknown)} character(s) of the text are not among the {len(self.symbols)} "
+            f"of the vocabulary: {shown}\n"
+            "leave them out, or prepare the corpus with --tokenizer byte or bpe, "
+            "which know every character"
+        )
 
     def spec(self) -> dict:
         return {
@@ -156,6 +160,32 @@ class CharTokenizer(Tokenizer):
             "symbols": self.symbols,
             "separator": self.separator is not None,
         }
+
+
+class CodePointTable:
+    """The dictionary of a `CharTokenizer` as an array, id by code point, which numpy looks a whole
+    text up in at once.
+    """
+
+    def __init__(self, ids: dict[str, int]):
+        codes = [ord(character) for character in ids]
+        # Code point -> id. There is one entry more than needed: it stands for all beyond.
+        self._table = np.full(max(256, max(codes) + 2), UNKNOWN, np.uint32)
+        self._table[codes] = list(ids.values())
+        # Latin-1 text takes one byte a character, and `bytes.translate` maps it to ids at gigabytes
+        # a second: in code point order those ids fit a byte. Id 255 may mean "unknown" there: it is
+        # a character's only if all 256 are known.
+        self._latin = np.minimum(self._table[:256], 255).astype(np.uint8).tobytes()
+
+    def look_up(self, text: str) -> tuple[np.ndarray, bool]:
+        """The ids of a text, and whether some of them may stand for unknown characters."""
+        try:
+            raw = text.encode("latin-1").translate(self._latin)
+            return np.frombuffer(raw, np.uint8), b"\xff" in raw
+        except UnicodeEncodeError:
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+            ids = np.take(self._table, codes, mode="clip")
+            return ids, bool((ids == UNKNOWN).any())
 
 
 class Alphabet:
@@ -167,16 +197,16 @@ class Alphabet:
 
     def add(self, text: str) -> None:
         try:
-            new = text.encode("latin-1").translate(
-                None, self._latin
-            )  # drops what was seen before: nearly always everything
+            # Without what was seen before, which is nearly always everything.
+            new = text.encode("latin-1").translate(None, self._latin)
             self._latin += bytes(set(new))
         except UnicodeEncodeError:
             self._seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
 
     def symbols(self) -> str:
         """The characters seen so far, in code point order."""
-        return "".join(map(chr, sorted({*self._latin, *self._seen.nonzero()[0].tolist()})))
+        codes = {*self._latin, *self._seen.nonzero()[0].tolist()}
+        return "".join(chr(code) for code in sorted(codes))
 
 
 class ByteTokenizer(Tokenizer):
@@ -185,7 +215,7 @@ class ByteTokenizer(Tokenizer):
     kind = "byte"
 
     def __init__(self, separator: bool = False):
-        super().__init__([bytes([i]) for i in range(256)], separator)
+        super().__init__(ALL_BYTES, separator)
 
     def _encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8)
@@ -208,28 +238,25 @@ class BPETokenizer(Tokenizer):
         import tiktoken
 
         super().__init__(tokens, separator=True)
-        self.kind, self.pattern = kind, pattern
-        ranks, special = (
-            {token: rank for rank, token in enumerate(tokens)},
-            {SEPARATOR_TEXT: self.separator},
-        )
+        self.kind = kind
+        self.pattern = pattern
         self._encoding = tiktoken.Encoding(
-            kind, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+            kind,
+            pat_str=pattern,
+            mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+            special_tokens={SEPARATOR_TEXT: self.separator},
         )
 
     def _encode(self, text: str) -> np.ndarray:
-        return self._encoding.encode_to_numpy(
-            text, disallowed_special=()
-        )  # none is allowed either: all text is ordinary
+        # No special token is looked for, and none is refused: all text is ordinary.
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        n, ids = cpu_cores(), [None] * len(texts)
-        with ThreadPoolExecutor(
-            n
-        ) as pool:  # threads suffice: tiktoken lets go of the interpreter's lock
-            for i, share in enumerate(
-                pool.map(super().encode_batch, [texts[i::n] for i in range(n)])
-            ):
+        n = cpu_cores()
+        shares = [texts[i::n] for i in range(n)]
+        ids = [None] * len(texts)
+        with ThreadPoolExecutor(n) as pool:  # tiktoken lets go of the interpreter's lock
+            for i, share in enumerate(pool.map(super().encode_batch, shares)):
                 ids[i::n] = share
         return ids
 
@@ -240,16 +267,20 @@ class BPETokenizer(Tokenizer):
 
 def cpu_cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def load_tokenizer(spec: dict) -> Tokenizer:
     """The tokenizer that `spec()` described. UserError if the description is unknown or damaged."""
     try:
-        kind, found = spec["kind"], spec["format"]
+        kind = spec["kind"]
+        found = spec["format"]
         if found != FORMAT:
             raise UserError(
-                f"the tokenizer's description is of format {found!r}, not {FORMAT}: prepare the corpus again"
+                f"the tokenizer's description is of format {found!r}, not {FORMAT}: "
+                "prepare the corpus again"
             )
         if kind == "char":
             return CharTokenizer(spec["symbols"], spec["separator"])
@@ -257,16 +288,16 @@ def load_tokenizer(spec: dict) -> Tokenizer:
             return ByteTokenizer(spec["separator"])
         if kind in ("bpe", "gpt2"):
             tokens = [base64.b64decode(token, validate=True) for token in spec["tokens"].split(" ")]
-            if not {bytes([i]) for i in range(256)} <= set(tokens) or len(set(tokens)) < len(
-                tokens
-            ):
+            distinct = set(tokens)
+            if len(distinct) < len(tokens) or not distinct.issuperset(ALL_BYTES):
                 raise ValueError("not a set of tokens with all 256 bytes")
             return BPETokenizer(kind, spec["pattern"], tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"the description of the tokenizer is damaged ({error!r}): prepare the corpus again"
         ) from None
-    raise UserError(f"unknown tokenizer {kind!r}; this program knows char, byte, bpe and gpt2")
+    known = f"{', '.join(TOKENIZERS[:-1])} and {TOKENIZERS[-1]}"
+    raise UserError(f"unknown tokenizer {kind!r}; this program knows {known}")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -280,7 +311,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
     if not 257 <= vocab_size <= 1 << 24:
         raise UserError(
-            f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) and 16,777,216"
+            f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) "
+            "and 16,777,216"
         )
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), vocab_size - 1, buffer_size=256)
@@ -299,14 +331,13 @@ def load_gpt2() -> BPETokenizer:
     tiktoken.load.read_file = lambda url: urllib.request.urlopen(url, timeout=20).read()
     try:
         encoding = tiktoken.get_encoding("gpt2")
-    except (
-        OSError,
-        ValueError,
-        http.client.HTTPException,
-    ) as error:  # no network, no right to write the cache, damage
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # no network, no right to write the cache, damage
         raise UserError(
-            f"GPT-2's vocabulary is not in tiktoken's cache and could not be fetched ({str(error)[:120]})\n"
-            "set TIKTOKEN_CACHE_DIR to a folder that holds it, or use --tokenizer bpe, which needs no network"
+            "GPT-2's vocabulary is not in tiktoken's cache and could not be fetched "
+            f"({str(error)[:120]})\n"
+            "set TIKTOKEN_CACHE_DIR to a folder that holds it, or use --tokenizer bpe, "
+            "which needs no network"
         ) from None
     finally:
         tiktoken.load.read_file = original
@@ -317,18 +348,23 @@ def load_gpt2() -> BPETokenizer:
 # A BPE never merges across the pieces that its pattern cuts, so text may be cut wherever the
 # pattern cuts it in any surroundings, and nowhere else. That holds at these places for GPT-2's
 # pattern and for rustbpe's (GPT-4's), where S is no white space:
-#   S \n | S   No piece crosses: white space pieces begin at white space, so none begins before "\n"; letters, digits and GPT-2's
-#              punctuation end before "\n"; GPT-4's punctuation may take "\n" with it, and ends there as S is no newline. No piece
-#              that begins at S takes "\n" as its prefix either: GPT-2's optional prefix is " " alone, GPT-4's all but newlines.
-#   S | " " S  A space is only ever the first character of the piece that holds it, or inside a run of white space, which S stops.
-#   L | P      between a letter or digit and a punctuation mark: each ends the other's run, and a mark that opens a piece (the
-#              apostrophe of 's, GPT-4's prefix of a word) comes first in it. The marks are listed, as Python's tables of
-#              Unicode and tiktoken's may differ in what is a letter.
+#
+#   S \n | S    No piece crosses. White space pieces begin at white space, so none begins before
+#               "\n"; letters, digits and GPT-2's punctuation end before "\n"; GPT-4's punctuation
+#               may take "\n" with it, and ends there as S is no newline. No piece that begins at S
+#               takes "\n" as its prefix either: GPT-2's optional prefix is " " alone, GPT-4's all
+#               but newlines.
+#   S | " " S   A space is only ever the first character of the piece that holds it, or inside a run
+#               of white space, which S stops.
+#   L | P       Between a letter or digit and a punctuation mark: each ends the other's run, and a
+#               mark that opens a piece (the apostrophe of 's, GPT-4's prefix of a word) comes first
+#               in it. The marks are listed, as Python's tables of Unicode and tiktoken's may differ
+#               in what is a letter.
+#
 # Looking ahead, `\s+(?!\S)` and `\s++$`, changes nothing: the left part ends in S or S\n, which
 # read alike at the end of text.
-_SAFE_CUT = re.compile(
-    r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
-)
+_MARKS = r"!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
+_SAFE_CUT = re.compile(rf"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[{_MARKS}])")
 
 
 def safe_cut(text: str, start: int) -> int:
@@ -349,17 +385,17 @@ def safe_chunks(
     of the whole.
     """
     for document, group in groupby(pieces, key=lambda piece: piece[0]):
-        held, searched = "", 0
+        held = ""
+        searched = 0  # no place before it is a cut
         for _, text in group:
             held += text
             begin = 0
             while (cut := safe_cut(held, max(begin + size, searched))) > 0:
                 yield document, held[begin:cut]
-                begin, searched = cut, 0
+                begin = cut
+                searched = 0
             held = held[begin:]
-            searched = max(
-                size, len(held) - 2
-            )  # what was searched in vain; a cut looks two characters around
+            searched = max(size, len(held) - 2)  # a cut looks two characters around
         yield document, held
 
 

@@ -54,7 +54,7 @@ class Mask:
     window: int = 0
     """A query sees keys at a distance |p - s| < window; 0: at any distance."""
     lengths: tuple[int, ...] | None = None
-    """Keys in each of the B rows; any sequence of integers, a tensor among them, becomes a tuple."""
+    """Keys in each of the B rows; any sequence or tensor of integers becomes a tuple."""
 
     def __post_init__(self):
         if self.lengths is not None:

@@ -1,4 +1,4 @@
-"""The same attention, faster: PyTorch's fused kernel, and the two cases in which something else wins.
+"""The same attention, faster: PyTorch's fused kernel, and the two cases in which another way wins.
 
 `fast_attention` keeps the contract of `model.attention.explicit_attention`. It takes one of three
 ways, which `way` names:

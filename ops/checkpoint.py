@@ -121,7 +121,8 @@ class Saver:
         """Raise MachineError if a save has failed."""
         if self.error:
             raise MachineError(
-                f"a checkpoint could not be saved ({self.error}); the one before it is whole. Free some space and --resume"
+                f"a checkpoint could not be saved ({self.error}); "
+                "the one before it is whole. Free some space and --resume"
             )
 
     def wait(self) -> None:
@@ -148,17 +149,20 @@ def load(path: str | Path) -> Checkpoint:
             str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         )
         raise UserError(
-            f"{path} can't be read as a checkpoint: it is truncated, of another program, or unsafe ({reason})"
+            f"{path} can't be read as a checkpoint: "
+            f"it is truncated, of another program, or unsafe ({reason})"
         ) from None
     version = state.get("version") if isinstance(state, dict) else None
     if version != VERSION:
         raise UserError(
-            f"{path} is no checkpoint of this program (version {version!r}, this one reads {VERSION})"
+            f"{path} is no checkpoint of this program (version {version!r}, this one reads "
+            f"{VERSION})"
         )
     wanted = {f.name for f in fields(Checkpoint)}
     if state.keys() != wanted:
         raise UserError(
-            f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has {sorted(state.keys() - wanted)}"
+            f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has "
+            f"{sorted(state.keys() - wanted)}"
         )
     return Checkpoint(**state)
 

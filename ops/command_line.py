@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from configs import PRESETS, Config, read_config
+from data.names import CORPORA, TOKENIZERS
 from errors import UserError
 
 
@@ -61,21 +62,15 @@ def parse(arguments: list[str]) -> Config | None:
 def preparing_command(folder: str) -> str:
     """The command that prepares the data folder a preset names: data/prepared/CORPUS-TOKENIZER."""
     corpus, _, tokenizer = Path(folder).name.rpartition("-")
-    if Path(folder).parent == Path("data/prepared") and tokenizer in (
-        "char",
-        "byte",
-        "bpe",
-        "gpt2",
-    ):
-        if corpus in ("shakespeare", "tinyshakespeare", "stdlib"):
-            return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
+    if Path(folder).parent != Path("data/prepared") or tokenizer not in TOKENIZERS:
+        return f"python -m data.prepare YOUR_TEXT.txt --out {folder}"
+    if corpus not in CORPORA:
         return f"python -m data.prepare YOUR_TEXT --tokenizer {tokenizer} --out {folder}"
-    return f"python -m data.prepare YOUR_TEXT.txt --out {folder}"
+    return f"python -m data.prepare {corpus} --tokenizer {tokenizer}"
 
 
 def check_data(config: Config) -> None:
     """Raise UserError, with the command that mends it, where the data isn't prepared."""
-    if not Path(config.data.data, "dataset.json").exists():
-        raise UserError(
-            f"{config.data.data} isn't prepared. Run this first:\n  {preparing_command(config.data.data)}"
-        )
+    folder = config.data.data
+    if not Path(folder, "dataset.json").exists():
+        raise UserError(f"{folder} isn't prepared. Run this first:\n  {preparing_command(folder)}")

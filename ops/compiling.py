@@ -1,4 +1,4 @@
-"""The model as it is computed in training: compiled, or its blocks computed again to save memory."""
+"""The model as training computes it: compiled, or its blocks computed again to save memory."""
 
 import functools
 import shutil

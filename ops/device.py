@@ -57,7 +57,8 @@ def resolve_device(device: str) -> str:
         count = torch.cuda.device_count()
         if not torch.cuda.is_available() or int(device.partition(":")[2] or 0) >= count:
             raise UserError(
-                f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: use --device auto or cpu"
+                f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: "
+                "use --device auto or cpu"
             )
     if device == "mps" and not torch.backends.mps.is_available():
         raise UserError("device is mps, but this torch finds none: use --device auto or cpu")
@@ -73,7 +74,8 @@ def resolve(config: Config) -> Config:
     precision = best_precision(device) if run.precision == "auto" else run.precision
     if precision == "float16" and not device.startswith("cuda"):
         raise UserError(
-            f"precision is float16, which is for CUDA; on {device} use bfloat16 or float32 (--precision auto)"
+            f"precision is float16, which is for CUDA; "
+            f"on {device} use bfloat16 or float32 (--precision auto)"
         )
     pays = device.startswith("cuda") and config.optim.max_steps >= COMPILE_PAYS_AFTER
     compiled = ("on" if pays else "off") if run.compile == "auto" else run.compile

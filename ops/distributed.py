@@ -107,17 +107,20 @@ def start(config: Config) -> Processes:
         return Processes(strategy=run.strategy)
     if run.strategy == "fsdp" and optim.optimizer == "muon":
         raise UserError(
-            "muon needs whole matrices, which fsdp does not keep in one process: use --optimizer adamw or --strategy ddp"
+            "muon needs whole matrices, which fsdp does not keep in one process: "
+            "use --optimizer adamw or --strategy ddp"
         )
     if run.strategy == "fsdp" and run.precision == "float16":
         raise UserError(
-            "float16's gradient scaler does not work with fsdp: use --precision bfloat16 or --strategy ddp"
+            "float16's gradient scaler does not work with fsdp: "
+            "use --precision bfloat16 or --strategy ddp"
         )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if run.device.startswith("cuda"):
         if local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"{local_rank + 1} processes or more on a machine with {torch.cuda.device_count()} GPUs"
+                f"{local_rank + 1} processes or more on a machine with "
+                f"{torch.cuda.device_count()} GPUs"
             )
         torch.cuda.set_device(local_rank)
     store, rank, _ = next(dist.rendezvous("env://"))

@@ -36,8 +36,8 @@ def sample_entry(step: int, text: str) -> str:
 
 
 def cut_log(path: Path, step: int | None) -> None:
-    """Keep the records up to `step` (None: no record), so that a resumed run writes what an undisturbed one would
-    have.
+    """Keep the records up to `step` (None: no record), so that a resumed run writes what an
+    undisturbed one would have.
     """
     kept = [
         json.dumps(record, ensure_ascii=False) + "\n"
@@ -151,10 +151,10 @@ class RunLog:
         """Record and print an evaluation; the sample goes to the log and to samples.txt."""
         self.write("eval", step, **losses)
         self.say(
-            f"step {step:>6,}: loss {losses['train_loss']:.4f} on training, {losses['val_loss']:.4f} on validation data "
-            f"(perplexity {losses['val_perplexity']:.2f}, {losses['val_bits_per_byte']:.3f} bits per byte)"
-            + " *"
-            * is_best
+            f"step {step:>6,}: loss {losses['train_loss']:.4f} on training, "
+            f"{losses['val_loss']:.4f} on validation data "
+            f"(perplexity {losses['val_perplexity']:.2f}, {losses['val_bits_per_byte']:.3f} "
+            "bits per byte)" + " *" * is_best
         )
         if sample and self.is_main:
             self.write("sample", step, text=sample)

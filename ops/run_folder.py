@@ -41,7 +41,8 @@ def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpo
         checkpoint = load(found[0])
         if checkpoint.dataset != dataset.fingerprint:
             raise UserError(
-                f"{folder} was trained on other data than {dataset.folder} holds: prepare that again, or give another --out"
+                f"{folder} was trained on other data than {dataset.folder} holds: "
+                "prepare that again, or give another --out"
             )
         return folder, merge_on_resume(config, Config.from_dict(checkpoint.config)), checkpoint
     if (
@@ -50,7 +51,8 @@ def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpo
         and any((folder / name).exists() for name in MADE_BY_A_RUN)
     ):
         raise UserError(
-            f"{folder} holds a run: --resume goes on with it, --overwrite replaces it, --out FOLDER starts another"
+            f"{folder} holds a run: --resume goes on with it, --overwrite replaces it, --out "
+            "FOLDER starts another"
         )
     return folder, config, None
 

@@ -69,9 +69,8 @@ def test_an_epoch_visits_side_by_side_windows_once(n_token, context_length, wind
         offsets.add(places[0])
     slack = n_token - 1 - windows * context_length
     assert offsets <= set(range(slack + 1))
-    assert (
-        {0, slack} <= offsets
-    )  # any token can be the first or the last; 60 draws out of 13 at most miss one in 1 of 60 cases
+    # Any token can be the first or the last; 60 draws out of 13 at most miss one in 1 of 60 cases.
+    assert {0, slack} <= offsets
 
 
 def test_a_text_of_one_window():

@@ -21,6 +21,7 @@ from helpers import (
 )
 
 from configs import PRESETS, Config, read_config
+from data.names import CORPORA
 from errors import UserError
 from model.gpt import GPT
 from ops import distributed
@@ -240,11 +241,9 @@ def test_the_preparing_command(tmp_path, monkeypatch, folder, line):
 
 
 def test_every_presets_data_has_a_command():
-    from data.corpora import NAMED
-
     for name, (_, config) in PRESETS.items():
         words = preparing_command(config.data.data).split()
-        assert words[3] in NAMED or (words[3] == "YOUR_TEXT" and words[-1] == config.data.data), (
+        assert words[3] in CORPORA or (words[3] == "YOUR_TEXT" and words[-1] == config.data.data), (
             name
         )
 

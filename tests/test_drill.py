@@ -39,7 +39,8 @@ FIELDS = {
 def steps_logged(folder):
     try:
         return (folder / "log.jsonl").read_bytes().count(b'"kind": "train"')
-    except FileNotFoundError:  # not there yet, or a new start has just put away the log of one that was killed before step 0
+    except FileNotFoundError:
+        # Not there yet, or a new start has put away the log of one that was killed before step 0.
         return 0
 
 

@@ -308,12 +308,26 @@ def test_logits_are_gpt2(attend, dtype, atol):
     weights |= {"unembed.weight": source["lm_head.weight"]}
     for i in range(3):
         for end in ("weight", "bias"):
-            there = {name: source[f"h.{i}.{name}.{end}"].mT if end == "weight" and "c_" in name else source[f"h.{i}.{name}.{end}"]
-                     for name in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}  # fmt: skip
+
+            def read(name, i=i, end=end):
+                found = source[f"h.{i}.{name}.{end}"]
+                return found.mT if end == "weight" and "c_" in name else found
+
+            there = {
+                name: read(name)
+                for name in ("ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+            }
             query, key, value = there["attn.c_attn"].chunk(3)
-            here = {"attention_norm": there["ln_1"], "attention.query": query, "attention.key": key, "attention.value": value,
-                    "attention.project": there["attn.c_proj"], "mlp_norm": there["ln_2"], "mlp.up": there["mlp.c_fc"],
-                    "mlp.project": there["mlp.c_proj"]}  # fmt: skip
+            here = {
+                "attention_norm": there["ln_1"],
+                "attention.query": query,
+                "attention.key": key,
+                "attention.value": value,
+                "attention.project": there["attn.c_proj"],
+                "mlp_norm": there["ln_2"],
+                "mlp.up": there["mlp.c_fc"],
+                "mlp.project": there["mlp.c_proj"],
+            }
             weights |= {f"blocks.{i}.{name}.{end}": x for name, x in here.items()}
     ours = (
         GPT(ModelConfig(n_layer=3, n_head=2, d_model=12, context_length=9), 13, attend)
@@ -350,14 +364,29 @@ def test_logits_are_llama(attend, case):
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     config = ModelConfig(
-        n_layer=2, n_head=3, d_model=12, context_length=9, positions="rotary", norm="rmsnorm", mlp="swiglu",
-        bias=case == "bias", tie_embeddings=case == "tied", qk_norm=case == "qk_norm",
-    )  # fmt: skip
+        n_layer=2,
+        n_head=3,
+        d_model=12,
+        context_length=9,
+        positions="rotary",
+        norm="rmsnorm",
+        mlp="swiglu",
+        bias=case == "bias",
+        tie_embeddings=case == "tied",
+        qk_norm=case == "qk_norm",
+    )
     shape = {
-        "vocab_size": 13, "hidden_size": 12, "intermediate_size": config.d_ff, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "num_key_value_heads": 3, "head_dim": 4, "rms_norm_eps": 1e-5, "attention_bias": config.bias,
+        "vocab_size": 13,
+        "hidden_size": 12,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 4,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": config.bias,
         "tie_word_embeddings": config.tie_embeddings,
-    }  # fmt: skip
+    }
     if case == "qk_norm":
         theirs = Qwen3ForCausalLM(Qwen3Config(**shape))
     else:
@@ -394,8 +423,18 @@ def test_number_of_parameters(positions, tie_embeddings):
     for norm, mlp, qk_norm, bias in product(
         ("layernorm", "rmsnorm"), ("gelu", "relu2", "swiglu"), (True, False), (True, False)
     ):
-        config = ModelConfig(n_layer=n, n_head=3, d_model=d, context_length=c, positions=positions, norm=norm, mlp=mlp,
-                             qk_norm=qk_norm, tie_embeddings=tie_embeddings, bias=bias)  # fmt: skip
+        config = ModelConfig(
+            n_layer=n,
+            n_head=3,
+            d_model=d,
+            context_length=c,
+            positions=positions,
+            norm=norm,
+            mlp=mlp,
+            qk_norm=qk_norm,
+            tie_embeddings=tie_embeddings,
+            bias=bias,
+        )
         attention = 4 * d * d + (4 * d if bias else 0) + (2 * k if qk_norm else 0)
         feed = (
             (3 * d * 32 + (2 * 32 + d) * bias)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_viz_maps import NASTY, tiny_maps, tiny_model
 
-from viz.maps import word_index
+from viz.labels import word_index
 from viz.page import render_page
 from viz.probe import load_probe, save_probe
 from viz.roles import ROLES, measure_roles
@@ -129,8 +129,8 @@ def test_overview(opened, maps, roles):
     told = opened.locator("#hovered").inner_text()
     assert f"mean entropy {roles.entropy[1, 1]:.2f} bits" in told
     assert (
-        f"previous: {100 * roles.scores[1, 1, column]:.1f} % of its weight goes to the token just before"
-        in told
+        f"previous: {100 * roles.scores[1, 1, column]:.1f} % of its weight goes to the token "
+        "just before" in told
     )
     opened.select_option("#sort", label="most previous first")
     order = np.argsort(-roles.scores[..., column].ravel(), kind="stable")

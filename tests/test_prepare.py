@@ -91,7 +91,7 @@ def documents(tmp_path):
     return path, texts
 
 
-# --- what is written -------------------------------------------------------------------------------------------------------
+# --- what is written ---
 
 
 def test_tinyshakespeare_characters_split_as_everywhere(tmp_path):
@@ -208,7 +208,7 @@ def test_tokens_do_not_depend_on_batches_or_cores(tokenizer, tmp_path, monkeypat
     outputs = []
     for chunk, batch, cores in [(1 << 20, 256, 2), (777, 5, 1)]:
         monkeypatch.setattr(prepare_module, "BATCH", batch)
-        monkeypatch.setattr("data.corpora.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("data.documents.CHUNK_BYTES", chunk)
         monkeypatch.setattr("data.tokenizer.CHUNK_CHARACTERS", 300)
         monkeypatch.setattr("data.tokenizer.cpu_cores", lambda cores=cores: cores)
         out = tmp_path / str(chunk)
@@ -261,7 +261,7 @@ def test_validation_takes_the_smallest_when_all_are_too_large():
     assert choose_validation([500, 300, 700], 0.01, seed=5).tolist() == [False, True, False]
 
 
-# --- sources and policy ----------------------------------------------------------------------------------------------------
+# --- sources and policy ---
 
 
 def test_standard_input_under_the_c_locale(tmp_path):
@@ -313,7 +313,10 @@ def test_hyphen_and_underscore_are_one(poem, tmp_path):
 
 
 def test_help_needs_no_heavy_import():
-    code = "import sys, data.prepare; print({'torch', 'numpy', 'tiktoken', 'rustbpe', 'pyarrow'} & set(sys.modules))"
+    code = (
+        "import sys, data.prepare, data.sources, ops.command_line\n"
+        "print({'torch', 'numpy', 'tiktoken', 'rustbpe', 'pyarrow'} & set(sys.modules))"
+    )
     _, environment = command()
     assert (
         subprocess.run(
@@ -323,7 +326,7 @@ def test_help_needs_no_heavy_import():
     )
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(
@@ -334,7 +337,8 @@ def test_help_needs_no_heavy_import():
         (
             b"a",
             [],
-            "too small: 1 characters in 1 document(s) make 0 tokens for training and 1 for validation",
+            "too small: 1 characters in 1 document(s) "
+            "make 0 tokens for training and 1 for validation",
         ),
         (b"one line", [], "too small"),
         (b"ab" * 50, ["--val-fraction", "1"], "--val-fraction 1.0"),
@@ -358,15 +362,16 @@ def test_refused(content, options, message, tmp_path):
 def test_a_corpus_that_changes_while_it_is_read_is_refused(
     name, poem, documents, tmp_path, monkeypatch
 ):
-    path, original = tmp_path / name, prepare_module.make_tokenizer
+    path = tmp_path / name
+    original = prepare_module.count
 
-    def survey_then_change(*arguments):
+    def count_then_change(*arguments):
         result = original(*arguments)
         with path.open("a") as file:
             file.write('{"text": "abc"}\n' if name == "docs.jsonl" else "more of summer\n")
         return result
 
-    monkeypatch.setattr(prepare_module, "make_tokenizer", survey_then_change)
+    monkeypatch.setattr(prepare_module, "count", count_then_change)
     with pytest.raises(prepare_module.UserError, match="changed while it was read"):
         prepare_module.prepare(prepare_module.Options((str(path),), out=tmp_path / "out"))
     assert not list(tmp_path.glob("out*"))
@@ -389,7 +394,7 @@ def test_a_full_disk_ends_in_one_line(poem, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["poem.txt"]
 
 
-# --- folders that exist ----------------------------------------------------------------------------------------------------
+# --- folders that exist ---
 
 
 def test_prepared_twice_is_prepared_once(poem, tmp_path):
@@ -485,7 +490,7 @@ def test_an_empty_folder_is_used_and_a_file_is_not(poem, tmp_path):
     assert poem.read_text() == POEM
 
 
-# --- interruptions ---------------------------------------------------------------------------------------------------------
+# --- interruptions ---
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX knows them")

@@ -19,7 +19,8 @@ from errors import UserError
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 GPT2_CACHE = SHARED / "tiktoken_cache"
-GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""  # as published with GPT-2
+# As published with GPT-2.
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 TRAINING_TEXT = ["the cat sat on the mat, the hat's cat can't; it'll 1234 go\n\n  and so on\n"] * 30
 TRAINING_TEXT += ["\u4e2d\u6587\u6587\u672c \u4e2d\u6587\u6587\u672c\u3002\n"] * 9
 
@@ -267,7 +268,7 @@ def test_a_damaged_token_is_refused(bpe):
         tk.load_tokenizer({**bpe.spec(), "tokens": bpe.spec()["tokens"] + " Y!WFh"})
 
 
-# --- cuts ------------------------------------------------------------------------------------------------------------------
+# --- cuts ---
 
 WHITE = [" ", " ", " ", "\n", "\n", "  ", "\t", "\r", "\u00a0", "\u2028", "\x1c", "\x85"]
 OTHER = [

@@ -361,7 +361,8 @@ def test_a_corpus_shorter_than_the_context(tmp_path):
         code=2,
     )
     assert error == (
-        "error: the train split has 22 tokens, a window needs 65: use a longer text or a shorter --context-length\n"
+        "error: the train split has 22 tokens, a window needs 65: "
+        "use a longer text or a shorter --context-length\n"
     )
     assert not (tmp_path / "r").exists()
 

@@ -1,12 +1,12 @@
 """Parameter groups, optimisers and the learning-rate schedule."""
 
 import math
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs import OptimConfig
+from training.muon import BatchedMuon
 
 
 def learning_rate(step: int, optim: OptimConfig) -> float:
@@ -40,61 +40,6 @@ def parameter_groups(
     return blocks, embeddings, vectors
 
 
-def orthogonalize(
-    matrices: Tensor, coefficients: tuple[float, float, float], n_step: int, eps: float
-) -> Tensor:
-    """Near each matrix of a stack (N, rows, columns), the one with the same singular vectors and
-    singular values near 1.
-
-    A quintic Newton-Schulz iteration (Jordan et al. 2024), in the dtype given; the values end
-    between about 0.7 and 1.2.
-    """
-    a, b, c = coefficients
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    for _ in range(n_step):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-class BatchedMuon(torch.optim.Muon):
-    """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype
-    given.
-
-    PyTorch's own goes through them one at a time and always in bfloat16.
-    """
-
-    def __init__(self, params: list[dict[str, Any]], dtype: torch.dtype, **options: Any):
-        super().__init__(params, adjust_lr_fn="match_rms_adamw", **options)
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """One update of every parameter that has a gradient."""
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-                    self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-            for shape, parameters in by_shape.items():
-                gradients = [parameter.grad for parameter in parameters]
-                momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-                ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
-                updates = orthogonalize(
-                    torch.stack(ahead).to(self.dtype),
-                    group["ns_coefficients"],
-                    group["ns_steps"],
-                    group["eps"],
-                )
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                scale = -0.2 * math.sqrt(max(shape)) * group["lr"]  # the size of AdamW's updates
-                torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=scale)
-
-
 def make_optimizers(
     model: nn.Module, optim: OptimConfig, precision: str = "float32"
 ) -> list[torch.optim.Optimizer]:
@@ -106,17 +51,13 @@ def make_optimizers(
     LLM Training", section 2.2), so that one learning rate serves both.
     """
     blocks, embeddings, vectors = parameter_groups(model)
-    plain = [{"params": embeddings, "weight_decay": 0.0}, {"params": vectors, "weight_decay": 0.0}]
     decayed = [{"params": blocks, "weight_decay": optim.weight_decay}]
-    adamw_groups = [
-        group
-        for group in (plain if optim.optimizer == "muon" else decayed + plain)
-        if group["params"]
-    ]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(adamw_groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
-    ]
-    if optim.optimizer == "muon":
+    others = [{"params": some, "weight_decay": 0.0} for some in (embeddings, vectors) if some]
+    by_muon = optim.optimizer == "muon"
+    groups = others if by_muon else decayed + others
+    betas = (optim.beta1, optim.beta2)
+    optimizers = [torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
+    if by_muon:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         optimizers.append(BatchedMuon(decayed, dtype, lr=optim.lr))
     return optimizers

