@@ -127,55 +127,27 @@ def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[di
     return results
 
 
-def main() -> int:
-    options = tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,))
-    folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
-    out = Path(options.out) if options.out else folder / "attention.html"
+def check_paths(out: Path, json_file: Path) -> None:
+    """Raise UserError where something can't be written as named."""
     if out.suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--out is {out}; it must end in .html, .png or .svg")
-
-    from ops.checkpoint import open_run
-    from ops.log import read_log
-    from viz import figures, maps, page, probe, roles
-
-    model, tokenizer, checkpoint = open_run(options.run)
-    for path in (out, Path(options.json)):
+    for path in (out, json_file):
         if not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-    watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
-    ids = choose_tokens(options, model, tokenizer, watched)
-    try:
-        shown = maps.read_text(model, ids, tokenizer.decode_bytes).select(
-            options.layer, options.head
-        )
-        ablations = ablate(options.ablate, model, checkpoint, ids) if options.ablate else []
-    except ValueError as error:  # a layer or head that isn't there
-        raise UserError(str(error)) from None
-    measured = roles.measure_roles(shown, roles.induction_scores(model))
-    log, title = read_log(folder / "log.jsonl"), folder.resolve().name
-    curve = [
-        (line["step"], line["train_loss"], line["val_loss"])
-        for line in log
-        if line["kind"] == "eval"
-    ]
-    if out.suffix == ".html":
-        c = model.config
-        facts = [
-            f"{c.n_layer} layers of {c.n_head} heads, width {c.d_model}, context {c.context_length}"
-        ]
-        facts += [f"step {checkpoint.step:,}"]
-        facts += [
-            f"validation loss {val_loss:.3f}"
-            for step, _, val_loss in curve
-            if step == checkpoint.step
-        ]
-        text = page.render_page(
-            shown, measured, title, facts, watched, curve, int(options.max_mb * 1e6)
-        )
-        temporary = out.with_name(f"{out.name}.tmp")
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, out)
-    elif options.show == "maps":
+
+
+def write_page(out: Path, page: str) -> None:
+    """Write beside `out` and rename, so that no half page is left."""
+    temporary = out.with_name(f"{out.name}.tmp")
+    temporary.write_text(page, encoding="utf-8", newline="\n")
+    os.replace(temporary, out)
+
+
+def draw(options: Options, out: Path, title: str, shown, measured, watched, curve) -> None:
+    """Draw the picture that --show asks for. UserError where there is nothing to draw it from."""
+    from viz import figures
+
+    if options.show == "maps":
         figures.draw_maps(shown, measured, title, out)
     elif options.show == "roles":
         figures.draw_roles(measured, shown.layers, shown.heads, title, out)
@@ -183,27 +155,72 @@ def main() -> int:
         figures.draw_learning(watched, curve, title, out)
     else:
         raise UserError(
-            f"{folder} holds no snapshots of its training (attention/); "
+            f"{options.run} holds no snapshots of its training (attention/); "
             "train.py writes them at its evaluations"
         )
+
+
+def page_facts(config, step: int, curve: list[tuple[int, float, float]]) -> list[str]:
+    """What stands under the page's title."""
+    shape = f"{config.n_layer} layers of {config.n_head} heads, width {config.d_model}"
+    facts = [f"{shape}, context {config.context_length}", f"step {step:,}"]
+    for evaluated, _, val_loss in curve:
+        if evaluated == step:
+            facts.append(f"validation loss {val_loss:.3f}")
+    return facts
+
+
+def main() -> int:
+    options = tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,))
+    folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
+    out = Path(options.out) if options.out else folder / "attention.html"
+    check_paths(out, Path(options.json))
+
+    from ops.checkpoint import open_run
+    from ops.log import read_log
+    from viz import maps, page, probe, roles
+
+    model, tokenizer, checkpoint = open_run(options.run)
+    watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
+    ids = choose_tokens(options, model, tokenizer, watched)
+    try:
+        whole = maps.read_text(model, ids, tokenizer.decode_bytes)
+        shown = whole.select(options.layer, options.head)
+        ablations = ablate(options.ablate, model, checkpoint, ids) if options.ablate else []
+    except ValueError as error:  # a layer or head that isn't there
+        raise UserError(str(error)) from None
+    measured = roles.measure_roles(shown, roles.induction_scores(model))
+    title = folder.resolve().name
+    evaluations = [line for line in read_log(folder / "log.jsonl") if line["kind"] == "eval"]
+    curve = [(line["step"], line["train_loss"], line["val_loss"]) for line in evaluations]
+    if out.suffix == ".html":
+        facts = page_facts(model.config, checkpoint.step, curve)
+        limit = int(options.max_mb * 1e6)
+        write_page(out, page.render_page(shown, measured, title, facts, watched, curve, limit))
+    else:
+        draw(options, out, title, shown, measured, watched, curve)
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"
     print(f"{out}: {size}, {out.stat().st_size / 1e6:.1f} MB")
     report = roles.report(measured, shown.layers, shown.heads)
-    for role in (*roles.ROLES, "mixed"):
-        if found := [
-            f"{head['layer']}.{head['head']}" for head in report["heads"] if head["role"] == role
-        ]:
-            print(f"  {role}: {' '.join(found)}")
+    print_roles(report["heads"])
     if options.json:
-        report |= {
-            "run": options.run,
-            "step": checkpoint.step,
-            "n_token": len(ids),
-            "ablations": ablations,
-        }
+        report["run"] = options.run
+        report["step"] = checkpoint.step
+        report["n_token"] = len(ids)
+        report["ablations"] = ablations
         report["forming"] = watched.forming() if watched else None
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def print_roles(heads: list[dict]) -> None:
+    """A line for each role that a head plays: which heads."""
+    from viz.roles import ROLES
+
+    for role in (*ROLES, "mixed"):
+        found = [f"{head['layer']}.{head['head']}" for head in heads if head["role"] == role]
+        if found:
+            print(f"  {role}: {' '.join(found)}")
 
 
 if __name__ == "__main__":

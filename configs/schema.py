@@ -222,7 +222,7 @@ class Config:
             )
         sections = {}
         for section in dataclasses.fields(Config):
-            kind = section.default_factory
+            kind: Any = section.default_factory
             values = plain.get(section.name, {}) if isinstance(plain, dict) else None
             _check_fields(section.name, kind, values)
             try:

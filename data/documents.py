@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, Protocol
 
 from errors import UserError
 
@@ -43,6 +43,14 @@ BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
 }
 
 
+class Readable(Protocol):
+    """What a document is read from: anything with `read`."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes; all that are left if it is negative."""
+        ...
+
+
 @dataclass(frozen=True)
 class File:
     """One file of a source."""
@@ -53,7 +61,7 @@ class File:
     """its name within the source"""
     size: int
     """bytes on disk"""
-    open: Callable[[], BinaryIO]
+    open: Callable[[], IO[bytes]]
     """opens it for a pass"""
 
 
@@ -125,11 +133,12 @@ class Corpus:
             records.append({"name": source.name, "bytes": n_bytes, "sha256": sha256})
         self.records = records
 
-    def _read(self, file: File, stream: BinaryIO) -> Iterable[Iterable[str]]:
+    def _read(self, file: File, stream: Readable) -> Iterable[Iterable[str]]:
         """Yield each document of a file as its chunks."""
         name = file.name.lower()
         if name.endswith(".gz"):
-            stream = gzip.GzipFile(fileobj=stream)
+            file_object: Any = stream  # gzip needs no more of it than `read`
+            stream = gzip.GzipFile(fileobj=file_object)
         kind = Path(name.removesuffix(".gz")).suffix
         if kind == ".parquet":
             return self._parquet(file, stream)
@@ -137,7 +146,7 @@ class Corpus:
             return self._json_lines(file, stream)
         return [self._decode(file, stream)]
 
-    def _decode(self, file: File, stream: BinaryIO) -> Iterator[str]:
+    def _decode(self, file: File, stream: Readable) -> Iterator[str]:
         """Yield the text of a byte stream according to the policy above; exact wherever the chunks
         happen to be cut.
         """
@@ -203,7 +212,7 @@ class Corpus:
         self.events["line ends (CRLF or CR) made \\n"] += text.count("\r")
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
-    def _json_lines(self, file: File, stream: BinaryIO) -> Iterator[list[str]]:
+    def _json_lines(self, file: File, stream: Readable) -> Iterator[list[str]]:
         for number, line in enumerate(_lines(self._decode(file, stream)), start=1):
             if line.strip():
                 yield [self._newlines(self._json_text(line, f"{file.name}, line {number:,}"))]
@@ -224,7 +233,7 @@ class Corpus:
             return text
         raise UserError(f"{where}: {what}")
 
-    def _parquet(self, file: File, stream: BinaryIO) -> Iterator[list[str]]:
+    def _parquet(self, file: File, stream: Readable) -> Iterator[list[str]]:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -300,7 +309,7 @@ class Digest:
 class Tally:
     """Reads a binary file; hashes and reports what passes."""
 
-    def __init__(self, raw: BinaryIO, digest: Digest, progress: Callable[[int], object]):
+    def __init__(self, raw: IO[bytes], digest: Digest, progress: Callable[[int], object]):
         self._raw = raw
         self._digest = digest
         self._progress = progress

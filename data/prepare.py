@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from io import BufferedRandom
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -113,6 +114,7 @@ def count(options: Options, corpus: Corpus) -> tuple[Count, Tokenizer]:
     """
     from data import tokenizer as tk
 
+    tokenizer: Tokenizer = tk.ByteTokenizer(options.separator)
     if options.tokenizer == "gpt2":
         tokenizer = tk.load_gpt2()  # at first: it may fail, and reading takes time
     counted = Count(tk.Alphabet() if options.tokenizer == "char" else None)
@@ -130,10 +132,8 @@ def count(options: Options, corpus: Corpus) -> tuple[Count, Tokenizer]:
         raise UserError(
             f"{corpus.name}: {found} in {corpus.size():,} bytes; give a text to learn from"
         )
-    if options.tokenizer == "char":
+    if counted.alphabet is not None:
         tokenizer = tk.CharTokenizer(counted.alphabet.symbols(), options.separator)
-    elif options.tokenizer == "byte":
-        tokenizer = tk.ByteTokenizer(options.separator)
     return counted, tokenizer
 
 
@@ -149,22 +149,22 @@ def choose_validation(characters: Sequence[int], val_fraction: float, seed: int)
     """
     import numpy as np
 
-    characters = np.array(characters, np.int64)
-    chosen = np.zeros(len(characters), bool)
-    if len(characters) == 1:  # its end is for validation: `split_tokens`
+    sizes = np.array(characters, np.int64)
+    chosen = np.zeros(len(sizes), bool)
+    if len(sizes) == 1:  # its end is for validation: `split_tokens`
         return chosen
-    missing = val_fraction * characters.sum()
-    for document in np.random.default_rng(seed).permutation(len(characters)):
-        if characters[document] <= missing:
+    missing = val_fraction * sizes.sum()
+    for document in np.random.default_rng(seed).permutation(len(sizes)):
+        if sizes[document] <= missing:
             chosen[document] = True
-            missing -= characters[document]
+            missing -= sizes[document]
     # What would remain or be exceeded if one more were taken. Where none is taken yet, every
     # document is too large, and it is the smallest.
-    distance = np.where(chosen, np.inf, abs(characters - missing))
+    distance = np.where(chosen, np.inf, abs(sizes - missing))
     if distance.min() < missing or not chosen.any():
         chosen[distance.argmin()] = True
     if chosen.all():
-        chosen[characters.argmin()] = False
+        chosen[sizes.argmin()] = False
     return chosen
 
 
@@ -175,7 +175,7 @@ def choose_validation(characters: Sequence[int], val_fraction: float, seed: int)
 class Split:
     """One of the two token files, and what was written into it."""
 
-    file: BinaryIO
+    file: BufferedRandom
     tokens: int = 0
     bytes: int = 0  # of text, as UTF-8
     documents: int = 0
@@ -206,7 +206,7 @@ def write_tokens(
                 n_separators += 1
             split.documents += 1
             current = document
-        split.file.write(ids)
+        split.file.write(ids.data)
         split.tokens += len(ids)
         split.bytes += len(text) if text.isascii() else len(text.encode())
     return n_separators
@@ -320,7 +320,7 @@ def _finished(split: Split) -> dict:
     }
 
 
-def _flush(file: BinaryIO) -> str:
+def _flush(file: BufferedRandom) -> str:
     """Bring a file to the disk itself and return its SHA-256, the one while doing the other."""
     file.flush()
     with ThreadPoolExecutor(1) as pool:

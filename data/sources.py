@@ -60,7 +60,7 @@ def _from_path(name: str) -> Source:
 
 
 def _file(path: Path, key: str) -> File:
-    return File(str(path), key, path.stat().st_size, partial(path.open, "rb"))
+    return File(str(path), key, path.stat().st_size, lambda: path.open("rb"))
 
 
 def _stdin() -> Source:

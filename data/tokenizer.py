@@ -244,7 +244,7 @@ class BPETokenizer(Tokenizer):
             kind,
             pat_str=pattern,
             mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
-            special_tokens={SEPARATOR_TEXT: self.separator},
+            special_tokens={SEPARATOR_TEXT: len(tokens)},
         )
 
     def _encode(self, text: str) -> np.ndarray:
@@ -254,7 +254,7 @@ class BPETokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         n = cpu_cores()
         shares = [texts[i::n] for i in range(n)]
-        ids = [None] * len(texts)
+        ids = [np.empty(0)] * len(texts)
         with ThreadPoolExecutor(n) as pool:  # tiktoken lets go of the interpreter's lock
             for i, share in enumerate(pool.map(super().encode_batch, shares)):
                 ids[i::n] = share
@@ -328,7 +328,7 @@ def load_gpt2() -> BPETokenizer:
     import tiktoken.load
 
     original = tiktoken.load.read_file  # waits for the network without a limit
-    tiktoken.load.read_file = lambda url: urllib.request.urlopen(url, timeout=20).read()
+    tiktoken.load.read_file = lambda blobpath: urllib.request.urlopen(blobpath, timeout=20).read()
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError, http.client.HTTPException) as error:

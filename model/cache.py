@@ -43,7 +43,7 @@ class KVCache:
                 f"{n_new} more do not fit behind {longest}"
             )
         if mask.lengths is None and is_ragged:
-            mask = replace(mask, lengths=[length + n_new for length in self.lengths])
+            mask = replace(mask, lengths=tuple(n + n_new for n in self.lengths))
         self.ends = list(mask.lengths or [length + n_new for length in self.lengths])
         if [max(end - n_new, 0) for end in self.ends] != self.lengths:
             raise ValueError(

@@ -4,6 +4,7 @@ at a time.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
+
+Function = Callable[[Tensor], Tensor]
 
 
 def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) -> None:
@@ -23,43 +26,50 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
     shared out among the threads, see `SlabLinear`. In bfloat16 on a CPU a single token goes without
     oneDNN, see `one_by_one`.
     """
-
-    def laid_out(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """What `layers` do, side by side."""
-        weight = torch.cat([layer.weight.detach() for layer in layers]).to(dtype)
-        bias = None
-        if layers[0].bias is not None:
-            bias = torch.cat([layer.bias.detach() for layer in layers])
-        if slabs:
-            return SlabLinear(weight, bias, torch.get_num_threads())
-        return functools.partial(F.linear, weight=weight, bias=bias)
-
-    def called(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The function of a linear layer or a norm, its weights given. Small as they are, a
-        module's call costs as much.
-        """
-        if isinstance(layer, nn.Linear):
-            return laid_out(layer)
-        shape, weight, eps = layer.normalized_shape, layer.weight, layer.eps
-        if isinstance(layer, nn.RMSNorm):
-            return functools.partial(torch.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
-        return functools.partial(
-            torch.layer_norm, normalized_shape=shape, weight=weight, bias=layer.bias, eps=eps
-        )
-
-    for module in list(model.modules()):
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if isinstance(module, CausalSelfAttention):
-            product = laid_out(module.query, module.key, module.value)
-            heads = module.config.n_head, module.config.d_head
-            module.projections = functools.partial(projections, product=product, heads=heads)
-            del module.query, module.key, module.value
+            _merge_projections(module, dtype, slabs)
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
-                setattr(module, name, called(layer))
+                setattr(module, name, _as_function(layer, dtype, slabs))
     if dtype == torch.bfloat16 and model.embed.weight.device.type == "cpu":
-        model.features = one_by_one(model.features)
-        model.unembed = one_by_one(model.unembed)
+        for name in ("features", "unembed"):
+            setattr(model, name, one_by_one(getattr(model, name)))
+
+
+def _merge_projections(attention: Any, dtype: torch.dtype, slabs: bool) -> None:
+    """Have queries, keys and values computed by one product."""
+    product = _product([attention.query, attention.key, attention.value], dtype, slabs)
+    heads = attention.config.n_head, attention.config.d_head
+    attention.projections = functools.partial(projections, product=product, heads=heads)
+    del attention.query, attention.key, attention.value
+
+
+def _product(layers: list[nn.Linear], dtype: torch.dtype, slabs: bool) -> Function:
+    """What `layers` do, side by side."""
+    weight = torch.cat([layer.weight.detach() for layer in layers]).to(dtype)
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias.detach() for layer in layers])
+    if slabs:
+        return SlabLinear(weight, bias, torch.get_num_threads())
+    return functools.partial(F.linear, weight=weight, bias=bias)
+
+
+def _as_function(layer: Any, dtype: torch.dtype, slabs: bool) -> Function:
+    """The function of a linear layer or a norm, its weights given. Small as they are, a module's
+    call costs as much.
+    """
+    if isinstance(layer, nn.Linear):
+        return _product([layer], dtype, slabs)
+    shape, weight, eps = layer.normalized_shape, layer.weight, layer.eps
+    if isinstance(layer, nn.RMSNorm):
+        return functools.partial(torch.rms_norm, normalized_shape=shape, weight=weight, eps=eps)
+    return functools.partial(
+        torch.layer_norm, normalized_shape=shape, weight=weight, bias=layer.bias, eps=eps
+    )
 
 
 def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -74,7 +84,7 @@ def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(x: Tensor, *rest, **options) -> Tensor:
         n_token = x.numel() // x.shape[-1] if x.is_floating_point() else x.numel()
         before = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = before and n_token > 1
+        torch.backends.mkldnn.enabled = before and n_token > 1  # type: ignore[assignment]
         try:
             return function(x, *rest, **options)
         finally:

@@ -10,7 +10,7 @@ from model.cache import KVCache
 from model.gpt import GPT
 from model.sampling import Sampling
 
-Generators = Sequence[torch.Generator]
+Generators = Sequence[torch.Generator | None]
 
 
 def next_distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
@@ -47,9 +47,10 @@ def next_token(
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1).tolist()
     running_BV = next_distribution(logits_BV, sampling).cumsum(dim=-1)
+    each = generators or [None] * len(logits_BV)
     draws = [
         torch.rand(1, generator=generator, dtype=torch.float64)
-        for _, generator in zip(logits_BV, generators or [None] * len(logits_BV), strict=True)
+        for _, generator in zip(logits_BV, each, strict=True)
     ]
     thresholds = torch.stack(draws) * running_BV[:, -1:]
     return (running_BV > thresholds).int().argmax(dim=-1).tolist()

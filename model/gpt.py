@@ -126,7 +126,8 @@ class GPT(nn.Module):
         """The mask this model is trained with: causal, its window, and padding behind `lengths`
         (B,) tokens of each row.
         """
-        return Mask(causal=True, window=self.config.window, lengths=lengths)
+        known = None if lengths is None else tuple(int(length) for length in lengths)
+        return Mask(causal=True, window=self.config.window, lengths=known)
 
     def features(
         self, tokens_BT: Tensor, mask: Mask | None = None, cache: KVCache | None = None

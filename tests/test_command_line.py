@@ -28,6 +28,8 @@ from ops import distributed
 from ops.command_line import check_data, list_presets, parse, preparing_command
 from ops.device import resolve
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(arguments, capsys):
     """(exit code, stdout, stderr) of parsing in this process, as `run_command` would end."""

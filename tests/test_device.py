@@ -34,6 +34,8 @@ from ops.device import autocast, resolve, set_up
 from ops.speed import flops_per_token, matrix_rate
 from training.optimizer import clip_gradients
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def machine(monkeypatch):

@@ -43,9 +43,12 @@ COMMON = {
 TOLERANCE = 2e-6
 """Of losses near 3, whose float32 neighbours lie 2.4e-7 apart."""
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="this torch has no torch.distributed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available(), reason="this torch has no torch.distributed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from helpers import (
 
 from ops.checkpoint import load
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {
     "max_steps": 60,
     "dropout": 0.1,

@@ -542,6 +542,7 @@ def test_loss_at_step_0(positions, options):
     assert abs(loss / (math.log(65) + 384 * 0.02**2 / 2) - 1) < 0.01
 
 
+@pytest.mark.slow
 @TWINS
 @pytest.mark.parametrize(
     "options",

@@ -20,9 +20,12 @@ sync_api = pytest.importorskip(
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium here: the page is not tried in a browser"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: the page is not tried in a browser"
+    ),
+]
 TEXT = "The cat, the cat sat.\n" + NASTY
 
 

@@ -39,6 +39,8 @@ from ops.plan import (
 from ops.plan.counting import LiveBytes, _step_bytes
 from ops.speed import flops_per_token
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

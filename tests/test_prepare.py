@@ -20,6 +20,8 @@ from data import prepare as prepare_module
 from data.prepare import choose_validation
 from data.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 TINY = SHARED / "corpora" / "tinyshakespeare.txt"

@@ -21,6 +21,8 @@ from helpers import (
 
 from ops.checkpoint import load
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 
 

@@ -36,7 +36,7 @@ def test_readme_lists_ring_1_in_order():
 
 def test_ring_1_can_be_read_in_one_sitting():
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in RING_1]
-    assert sum(text.count("\n") for text in texts) <= 1360
+    assert sum(text.count("\n") for text in texts) <= 1370
     assert sum(map(len, texts)) <= 58_000
     assert max(len(line) for text in texts for line in text.split("\n")) <= 100
 

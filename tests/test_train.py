@@ -43,6 +43,8 @@ from training.evaluate import split_loss
 from training.loss import cross_entropy
 from training.optimizer import learning_rate
 
+pytestmark = pytest.mark.slow
+
 TEXT = nonsense()
 
 

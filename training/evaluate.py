@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-from torch import nn
 
 from data.batches import split_windows
 from data.dataset import Dataset
@@ -25,14 +24,14 @@ class OneProcess:
 
     rank, count = 0, 1
 
-    def sum(self, *numbers: float, device: str = "cpu") -> list[float]:
+    def sum(self, *numbers: float, device: str | torch.device = "cpu") -> list[float]:
         """Each number summed over the processes."""
         return list(numbers)
 
 
 @torch.no_grad()
 def split_loss(
-    model: nn.Module,
+    model: GPT,
     tokens: np.ndarray,
     batch_size: int,
     n_window: int = 0,
@@ -69,12 +68,12 @@ def split_loss(
             total += loss
             count += both.numel() - len(both)
     model.train(was_training)
-    total, count = processes.sum(total, count, device=device)
-    return total / count
+    total_loss, n_target = processes.sum(total, count, device=device)
+    return total_loss / n_target
 
 
 def evaluate(
-    model: nn.Module,
+    model: GPT,
     dataset: Dataset,
     batch_size: int,
     n_window: int,

@@ -31,12 +31,16 @@ def parameter_groups(
     """The blocks' matrices; the other matrices (embeddings); vectors (norms and biases). A tied
     matrix counts once.
     """
-    blocks, embeddings, vectors = [], [], []
+    blocks: list[nn.Parameter] = []
+    embeddings: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             vectors.append(parameter)
+        elif name.startswith("blocks."):
+            blocks.append(parameter)
         else:
-            (blocks if name.startswith("blocks.") else embeddings).append(parameter)
+            embeddings.append(parameter)
     return blocks, embeddings, vectors
 
 
@@ -56,7 +60,8 @@ def make_optimizers(
     by_muon = optim.optimizer == "muon"
     groups = others if by_muon else decayed + others
     betas = (optim.beta1, optim.beta2)
-    optimizers = [torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
+    adamw = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
+    optimizers: list[torch.optim.Optimizer] = [adamw]
     if by_muon:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         optimizers.append(BatchedMuon(decayed, dtype, lr=optim.lr))
