@@ -111,10 +111,12 @@ def main() -> None:
     )
     command.add_argument("--rounds", type=int, default=3)
     arguments = command.parse_args()
-    rows, record = [], []
+    rows = []
+    record = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        long, short = folder / "long.txt", folder / "short.txt"
+        long = folder / "long.txt"
+        short = folder / "short.txt"
         write_text(long, arguments.megabytes * 10**6, arguments.text)
         write_text(short, arguments.megabytes * 10**5, arguments.text)
         disk = flush_rate(folder, arguments.megabytes * 10**6)

@@ -116,7 +116,7 @@ def count(options: Options, corpus: Corpus) -> tuple[Count, Tokenizer]:
 
     tokenizer: Tokenizer = tk.ByteTokenizer(options.separator)
     if options.tokenizer == "gpt2":
-        tokenizer = tk.load_gpt2()  # at first: it may fail, and reading takes time
+        tokenizer = tk.load_gpt2()  # before the reading, which takes time: this may fail
     counted = Count(tk.Alphabet() if options.tokenizer == "char" else None)
     with _progress(corpus, "survey") as bar:
         documents = corpus.documents(bar.update)
@@ -291,7 +291,8 @@ def encode(
             raise UserError(
                 f"{corpus.name} is too small: {n_characters:,} characters in {n_documents:,} "
                 f"document(s) make {train.tokens:,} tokens for training and {val.tokens:,} for "
-                "validation\neach needs 2, and more than one context to be of use"
+                "validation\n"
+                "each needs 2, and more than one context to be of use"
             )
         dataset = {
             "format": FORMAT,

@@ -49,7 +49,11 @@ class TextRow:
     """
 
     def __init__(self, decoder: "StreamDecoder", stops: tuple[str, ...]):
-        self.decoder, self.stops, self.text, self.held, self.done = decoder, stops, "", "", False
+        self.decoder = decoder
+        self.stops = stops
+        self.text = ""
+        self.held = ""
+        self.done = False
 
     def push(self, token: int | None) -> str:
         """Take one more token, or None at the end; return the text that is now certain."""
@@ -59,7 +63,8 @@ class TextRow:
         self.held += self.decoder.finish() if token is None else self.decoder.push(token)
         found = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
         if found:
-            self.done, certain = True, min(found)
+            self.done = True
+            certain = min(found)
         else:
             possible = (
                 n
@@ -68,6 +73,7 @@ class TextRow:
                 if self.held.endswith(stop[:n])
             )
             certain = len(self.held) - (0 if self.done else max(possible, default=0))
-        shown, self.held = self.held[:certain], self.held[certain:]
+        shown = self.held[:certain]
+        self.held = self.held[certain:]
         self.text += shown
         return shown

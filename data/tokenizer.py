@@ -134,7 +134,7 @@ class CharTokenizer(Tokenizer):
         self._table = CodePointTable(self.ids)
 
     def _encode(self, text: str) -> np.ndarray:
-        # [self.ids[character] for character in text], a hundred times as fast.
+        # [self.ids[character] for character in text], up to thirty times as fast.
         ids, suspect = self._table.look_up(text)
         if suspect:
             unknown = sorted(set(text) - self.ids.keys())

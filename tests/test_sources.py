@@ -30,14 +30,8 @@ def test_a_folder_is_read_in_order_without_binaries_links_and_hidden_files(tmp_p
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     (root / "loop").symlink_to(root)
     documents, events, corpus = read(root)
-    assert documents == [
-        "A\n",
-        "Z\n",
-        "B\n",
-        "C1",
-        "C2",
-        "U\n",
-    ]  # a.txt.gz, a/z.md, b.txt, ... in code point order
+    # a.txt.gz, a/z.md, b.txt, ... in code point order
+    assert documents == ["A\n", "Z\n", "B\n", "C1", "C2", "U\n"]
     assert {event: n for event, n in events.items() if "skipped" in event} == {
         "binary files skipped": 1,
         "empty documents skipped": 1,
