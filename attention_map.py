@@ -55,24 +55,12 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
     """The ids that the model is to read. Raises UserError where a range is wrong or they exceed the
     context.
     """
-    limit = model.config.context_length
     if options.text:
         ids = tokenizer.encode(options.text).tolist()
     elif probe:
         ids = probe.tokens
     else:
-        import torch
-
-        from data.prompts import opening
-        from model.generate import generate
-        from model.sampling import Sampling
-
-        generators = [torch.Generator().manual_seed(0)]
-        n_token = min(limit, 128)
-        steps = generate(
-            model, [opening(tokenizer)], n_token, Sampling(temperature=0.8), generators
-        )
-        ids = [row[0] for row in steps]
+        ids = own_text(model, tokenizer)
     first, _, end = (options.tokens or f"0:{len(ids)}").partition(":")
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= len(ids)):
         raise UserError(
@@ -80,51 +68,86 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
             f"it must be FIRST:END, 0 <= FIRST < END <= {len(ids)} (all there are)"
         )
     ids = ids[int(first) : int(end)]
+    limit = model.config.context_length
     if len(ids) > limit:
-        found = f"{len(ids):,} tokens are to be read, the model reads {limit:,} at once"
         raise UserError(
-            f"{found}\nchoose a part of the text, for example --tokens {first}:{int(first) + limit}"
+            f"{len(ids):,} tokens are to be read, the model reads {limit:,} at once\n"
+            f"choose a part of the text, for example --tokens {first}:{int(first) + limit}"
         )
     return ids
 
 
+def own_text(model, tokenizer) -> list[int]:
+    """The ids of a text that the model writes itself, the same each time."""
+    import torch
+
+    from data.prompts import opening
+    from model.generate import generate
+    from model.sampling import Sampling
+
+    n_token = min(model.config.context_length, 128)
+    generators = [torch.Generator().manual_seed(0)]
+    steps = generate(model, [opening(tokenizer)], n_token, Sampling(temperature=0.8), generators)
+    return [row[0] for row in steps]
+
+
 def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[dict]:
-    """The loss on the text, and on validation data where that is there, whole and without heads,
-    one by one and together.
+    """The loss on the text, and on validation data where that is there: of the whole model, then
+    without each of the heads named, then without all of them.
+    """
+    from training.evaluate import split_loss
+    from viz.roles import ablate_heads
+
+    heads = [parse_head(name) for name in names]
+    texts = ablation_texts(checkpoint, ids)
+    groups = [[], *([head] for head in heads)]
+    if len(heads) > 1:
+        groups.append(heads)
+    results = []
+    for group in groups:
+        with ablate_heads(model, group):
+            losses = {name: split_loss(model, tokens, 16, 8) for name, tokens in texts.items()}
+        results.append({"ablated": [f"{layer}.{head}" for layer, head in group], "loss": losses})
+        print_ablation(results[-1], results[0]["loss"])
+    return results
+
+
+def parse_head(name: str) -> tuple[int, int]:
+    """Layer and head of LAYER.HEAD. Raises UserError where it is something else."""
+    layer, _, head = name.partition(".")
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise UserError(f"--ablate takes LAYER.HEAD, such as 2.1; found {name!r}")
+    return int(layer), int(head)
+
+
+def ablation_texts(checkpoint, ids: list[int]) -> dict:
+    """The token ids to measure losses on, by name: the text's, and the validation split's if the
+    run's data is there in the same tokens.
     """
     import numpy as np
 
     from data.dataset import Dataset
-    from training.evaluate import split_loss
-    from viz.roles import ablate_heads
 
-    parts = [name.partition(".") for name in names]
-    if wrong := [
-        name
-        for name, part in zip(names, parts, strict=True)
-        if not (part[0].isdecimal() and part[2].isdecimal())
-    ]:
-        raise UserError(f"--ablate takes LAYER.HEAD, such as 2.1; found {wrong[0]!r}")
-    heads = [(int(layer), int(head)) for layer, _, head in parts]
-    texts, folder = (
-        {"text": np.array(ids)} if len(ids) > 1 else {},
-        Path(checkpoint.config["data"]["data"]),
-    )
-    if (folder / "dataset.json").exists() and (
-        dataset := Dataset(folder)
-    ).tokenizer_spec == checkpoint.tokenizer:
-        texts["validation"] = dataset.tokens["val"]
-    results = []
-    for group in [[], *([head] for head in heads), *([heads] if len(heads) > 1 else [])]:
-        with ablate_heads(model, group):
-            losses = {name: split_loss(model, tokens, 16, 8) for name, tokens in texts.items()}
-        results.append({"ablated": [f"{layer}.{head}" for layer, head in group], "loss": losses})
-        change = [
-            f"{name} {loss:.4f} ({loss - results[0]['loss'][name]:+.4f})"
-            for name, loss in losses.items()
-        ]
-        print(f"loss without {' '.join(results[-1]['ablated']) or 'ablation'}: {', '.join(change)}")
-    return results
+    texts = {}
+    if len(ids) > 1:
+        texts["text"] = np.array(ids)
+    folder = Path(checkpoint.config["data"]["data"])
+    if (folder / "dataset.json").exists():
+        dataset = Dataset(folder)
+        if dataset.tokenizer_spec == checkpoint.tokenizer:
+            texts["validation"] = dataset.tokens["val"]
+    return texts
+
+
+def print_ablation(result: dict, whole: dict[str, float]) -> None:
+    """A line that says what the losses became, and by how much they differ from the `whole`
+    model's.
+    """
+    ablated = " ".join(result["ablated"]) or "ablation"
+    losses = [
+        f"{name} {loss:.4f} ({loss - whole[name]:+.4f})" for name, loss in result["loss"].items()
+    ]
+    print(f"loss without {ablated}: {', '.join(losses)}")
 
 
 def check_paths(out: Path, json_file: Path) -> None:
@@ -143,19 +166,20 @@ def write_page(out: Path, page: str) -> None:
     os.replace(temporary, out)
 
 
-def draw(options: Options, out: Path, title: str, shown, measured, watched, curve) -> None:
+def draw(folder: Path, out: Path, show: str, shown, measured, watched, curve) -> None:
     """Draw the picture that --show asks for. UserError where there is nothing to draw it from."""
     from viz import figures
 
-    if options.show == "maps":
+    title = folder.resolve().name
+    if show == "maps":
         figures.draw_maps(shown, measured, title, out)
-    elif options.show == "roles":
+    elif show == "roles":
         figures.draw_roles(measured, shown.layers, shown.heads, title, out)
     elif watched:
         figures.draw_learning(watched, curve, title, out)
     else:
         raise UserError(
-            f"{options.run} holds no snapshots of its training (attention/); "
+            f"{folder} holds no snapshots of its training (attention/); "
             "train.py writes them at its evaluations"
         )
 
@@ -170,18 +194,38 @@ def page_facts(config, step: int, curve: list[tuple[int, float, float]]) -> list
     return facts
 
 
+def read_curve(path: Path) -> list[tuple[int, float, float]]:
+    """Step, training loss and validation loss of every evaluation in a log."""
+    from ops.log import read_log
+
+    evaluations = [line for line in read_log(path) if line["kind"] == "eval"]
+    return [(line["step"], line["train_loss"], line["val_loss"]) for line in evaluations]
+
+
+def print_roles(heads: list[dict]) -> None:
+    """A line for each role that a head plays: which heads."""
+    from viz.roles import ROLES
+
+    for role in (*ROLES, "mixed"):
+        found = [f"{head['layer']}.{head['head']}" for head in heads if head["role"] == role]
+        if found:
+            print(f"  {role}: {' '.join(found)}")
+
+
 def main() -> int:
     options = tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,))
     folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
     out = Path(options.out) if options.out else folder / "attention.html"
     check_paths(out, Path(options.json))
 
+    # Only now what is slow to import: --help and mistakes are answered at once.
     from ops.checkpoint import open_run
-    from ops.log import read_log
     from viz import maps, page, probe, roles
 
+    # Read the run and the text.
     model, tokenizer, checkpoint = open_run(options.run)
     watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
+    curve = read_curve(folder / "log.jsonl")
     ids = choose_tokens(options, model, tokenizer, watched)
     try:
         whole = maps.read_text(model, ids, tokenizer.decode_bytes)
@@ -190,15 +234,15 @@ def main() -> int:
     except ValueError as error:  # a layer or head that isn't there
         raise UserError(str(error)) from None
     measured = roles.measure_roles(shown, roles.induction_scores(model))
-    title = folder.resolve().name
-    evaluations = [line for line in read_log(folder / "log.jsonl") if line["kind"] == "eval"]
-    curve = [(line["step"], line["train_loss"], line["val_loss"]) for line in evaluations]
+
+    # Write the page or the picture, then the numbers.
     if out.suffix == ".html":
+        title = folder.resolve().name
         facts = page_facts(model.config, checkpoint.step, curve)
         limit = int(options.max_mb * 1e6)
         write_page(out, page.render_page(shown, measured, title, facts, watched, curve, limit))
     else:
-        draw(options, out, title, shown, measured, watched, curve)
+        draw(folder, out, options.show, shown, measured, watched, curve)
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"
     print(f"{out}: {size}, {out.stat().st_size / 1e6:.1f} MB")
     report = roles.report(measured, shown.layers, shown.heads)
@@ -211,16 +255,6 @@ def main() -> int:
         report["forming"] = watched.forming() if watched else None
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def print_roles(heads: list[dict]) -> None:
-    """A line for each role that a head plays: which heads."""
-    from viz.roles import ROLES
-
-    for role in (*ROLES, "mixed"):
-        found = [f"{head['layer']}.{head['head']}" for head in heads if head["role"] == role]
-        if found:
-            print(f"  {role}: {' '.join(found)}")
 
 
 if __name__ == "__main__":

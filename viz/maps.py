@@ -4,6 +4,7 @@ shown are computed.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ Decode = Callable[[Iterable[int]], bytes]
 class AttentionMaps:
     """Queries, keys and values of T tokens as they met in the heads of some layers.
 
-    Layers and heads are counted from 0, as in the papers.
+    Layers and heads are counted from 0, as in the papers. `viz.notebook` has maps that show
+    themselves as the page.
     """
 
     q: np.ndarray
@@ -57,7 +59,7 @@ class AttentionMaps:
         logits: Tensor | None = None,
         decode: Decode | None = None,
         row: int = 0,
-    ) -> "AttentionMaps":
+    ) -> Self:
         """Maps of one row of what `record_attention` kept during one forward over `tokens`, (T,) or
         (B, T).
 
@@ -70,47 +72,47 @@ class AttentionMaps:
         mask = record[0].mask
         n_token = record[0].q.shape[-2] if mask.lengths is None else int(mask.lengths[row])
         ids = torch.as_tensor(tokens)
-        ids = [int(i) for i in (ids[row] if ids.ndim == 2 else ids)][:n_token]
-        decode = decode or (lambda some: " ".join(map(str, some)).encode())
-        labels = [decode([i]) for i in ids] if labels is None else labels
+        ids = (ids[row] if ids.ndim == 2 else ids).tolist()[:n_token]
+        if decode is None:
+            decode = _ids_as_text
+        if labels is None:
+            labels = [decode([i]) for i in ids]
         pieces = [x if isinstance(x, bytes) else x.encode() for x in labels][:n_token]
         if len(ids) != n_token or len(pieces) != n_token:
             raise ValueError(
-                f"{n_token} tokens were recorded; "
-                f"given were {len(ids)} tokens and {len(pieces)} labels"
+                f"{n_token} tokens were recorded; given were {len(ids)} tokens "
+                f"and {len(pieces)} labels"
             )
 
         def stack(name: str) -> np.ndarray:
-            return (
-                torch.stack([getattr(layer, name)[row, :, :n_token] for layer in record])
-                .float()
-                .cpu()
-                .numpy()
-            )
+            layers = [getattr(layer, name)[row, :, :n_token] for layer in record]
+            return torch.stack(layers).float().cpu().numpy()
 
-        predictions, losses = (
-            _predictions(logits[row, :n_token], ids, decode) if logits is not None else ([], [])
-        )
-        q, k, v = map(stack, "qkv")
-        numbers = list(range(q.shape[0])), list(range(q.shape[1]))
+        predictions = []
+        losses = []
+        if logits is not None:
+            predictions, losses = _predictions(logits[row, :n_token], ids, decode)
+        q = stack("q")
         return cls(
-            q,
-            k,
-            v,
-            mask.causal,
-            mask.window,
-            ids,
-            pieces,
-            *numbers,
+            q=q,
+            k=stack("k"),
+            v=stack("v"),
+            causal=mask.causal,
+            window=mask.window,
+            tokens=ids,
+            pieces=pieces,
+            layers=list(range(q.shape[0])),
+            heads=list(range(q.shape[1])),
             predictions=predictions,
             losses=losses,
         )
 
-    def select(self, layers: Sequence[int] = (), heads: Sequence[int] = ()) -> "AttentionMaps":
+    def select(self, layers: Sequence[int] = (), heads: Sequence[int] = ()) -> Self:
         """The maps of some layers and heads, by number; none given: all. Raises ValueError for a
         number that isn't there.
         """
-        layers, heads = list(layers or self.layers), list(heads or self.heads)
+        layers = list(layers or self.layers)
+        heads = list(heads or self.heads)
         for name, wanted, found in (("layer", layers, self.layers), ("head", heads, self.heads)):
             if missing := sorted(set(wanted) - set(found)):
                 raise ValueError(
@@ -118,7 +120,6 @@ class AttentionMaps:
                     f"{name}s are counted from 0 and end at {found[-1]}"
                 )
         pick = np.ix_([self.layers.index(i) for i in layers], [self.heads.index(i) for i in heads])
-        whole = self.whole and (layers, heads) == (self.layers, self.heads)
         return replace(
             self,
             q=self.q[pick],
@@ -126,7 +127,7 @@ class AttentionMaps:
             v=self.v[pick],
             layers=layers,
             heads=heads,
-            whole=whole,
+            whole=self.whole and layers == self.layers and heads == self.heads,
         )
 
     @property
@@ -136,15 +137,16 @@ class AttentionMaps:
 
     def allowed(self) -> np.ndarray:
         """Boolean (T, T): whether query t may look at key s."""
-        return (
-            Mask(self.causal, self.window).allowed(len(self.tokens), len(self.tokens))[0, 0].numpy()
-        )
+        n_token = len(self.tokens)
+        return Mask(self.causal, self.window).allowed(n_token, n_token)[0, 0].numpy()
 
     def scores(self, layer: int) -> np.ndarray:
-        """Scores before the softmax of the heads kept of a layer, (H, T, T), -inf where
-        forbidden.
+        """Scores before the softmax of the heads kept of a layer, (H, T, T), with -inf where a
+        query may not look.
         """
-        q, k = (torch.from_numpy(x[self.layers.index(layer)][None]) for x in (self.q, self.k))
+        index = self.layers.index(layer)
+        q = torch.from_numpy(self.q[index][None])
+        k = torch.from_numpy(self.k[index][None])
         return attention_scores(q, k, Mask(self.causal, self.window))[0].numpy()
 
     def weights(self, layer: int) -> np.ndarray:
@@ -158,6 +160,11 @@ class AttentionMaps:
         return [torch.from_numpy(self.weights(layer))[None] for layer in self.layers], self.labels
 
 
+def _ids_as_text(ids: Iterable[int]) -> bytes:
+    """Stands in for a tokenizer's `decode_bytes` where there is none."""
+    return " ".join(map(str, ids)).encode()
+
+
 def _predictions(
     logits_TV: Tensor, ids: list[int], decode: Decode
 ) -> tuple[list[list[tuple[bytes, float]]], list[float]]:
@@ -166,9 +173,12 @@ def _predictions(
     """
     log_p_TV = torch.log_softmax(logits_TV.detach().float().cpu(), dim=-1)
     top = log_p_TV.exp().topk(min(N_PREDICTION, log_p_TV.shape[-1]), dim=-1)
-    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    predictions = [[(decode([i]), p) for i, p in zip(*row, strict=True)] for row in rows]
-    return predictions, [-log_p_TV[t, i].item() for t, i in enumerate(ids[1:])]
+    predictions = []
+    for likeliest, probabilities in zip(top.indices.tolist(), top.values.tolist(), strict=True):
+        pieces = [decode([i]) for i in likeliest]
+        predictions.append(list(zip(pieces, probabilities, strict=True)))
+    losses = [-log_p_TV[t, i].item() for t, i in enumerate(ids[1:])]
+    return predictions, losses
 
 
 @torch.no_grad()

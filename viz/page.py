@@ -18,7 +18,7 @@ import numpy as np
 
 from errors import UserError
 from viz.colour import colour_scale
-from viz.labels import label, word_index
+from viz.labels import SIGNS, label, word_index
 from viz.maps import AttentionMaps
 from viz.probe import Probe
 from viz.roles import ROLES, THRESHOLD, HeadRoles, measure_roles, name_roles
@@ -140,8 +140,9 @@ def _texts(pieces: Sequence[bytes]) -> list[list[str]]:
     """
     texts = []
     for piece in pieces:
-        shown, plain = label(piece), piece.decode("utf-8", "replace")
-        signs = plain.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+        shown = label(piece)
+        plain = piece.decode("utf-8", "replace")
+        signs = plain.translate(str.maketrans(SIGNS))
         texts.append([shown, plain] if shown == signs != plain else [shown])
     return texts
 

@@ -79,12 +79,11 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
     n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
     was_training = model.training
     model.eval()
-    maps, induction = (
-        read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b""),
-        induction_scores(model),
-    )
+    maps = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b"")
+    induction = induction_scores(model)
     model.train(was_training)
-    roles, lower = measure_roles(maps, induction), np.tril_indices(len(maps.tokens))
+    roles = measure_roles(maps, induction)
+    lower = np.tril_indices(len(maps.tokens))
     weights = np.stack([maps.weights(layer)[:, *lower] for layer in maps.layers])
     buffer = io.BytesIO()
     np.savez_compressed(
