@@ -6,6 +6,7 @@ python attention_map.py runs/shakespeare-char --layer 2 --head 1 --out head.svg
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -81,13 +82,15 @@ def own_text(model, tokenizer) -> list[int]:
     """The ids of a text that the model writes itself, the same each time."""
     import torch
 
-    from data.prompts import opening
+    from data.prompts import empty_prompt
     from model.generate import generate
     from model.sampling import Sampling
 
     n_token = min(model.config.context_length, 128)
     generators = [torch.Generator().manual_seed(0)]
-    steps = generate(model, [opening(tokenizer)], n_token, Sampling(temperature=0.8), generators)
+    steps = generate(
+        model, [empty_prompt(tokenizer)], n_token, Sampling(temperature=0.8), generators
+    )
     return [row[0] for row in steps]
 
 
@@ -219,11 +222,12 @@ def main() -> int:
     check_paths(out, Path(options.json))
 
     # Only now what is slow to import: --help and mistakes are answered at once.
-    from ops.checkpoint import open_run
+    from ops.checkpoint import open_run, what_is_read
     from viz import maps, page, probe, roles
 
     # Read the run and the text.
     model, tokenizer, checkpoint = open_run(options.run)
+    print(what_is_read(options.run, checkpoint), file=sys.stderr)
     watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
     curve = read_curve(folder / "log.jsonl")
     ids = choose_tokens(options, model, tokenizer, watched)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from data.prompts import TextRow, opening, read_prompts
+from data.prompts import TextRow, empty_prompt, read_prompts
 from errors import run_command
 from model.sampling import Sampling
 
@@ -72,14 +72,15 @@ def main() -> int:
     from data.tokenizer import StreamDecoder
     from model.fast_sampling import prepare_for_sampling
     from model.generate import generate
-    from ops.checkpoint import open_run
+    from ops.checkpoint import open_run, what_is_read
     from ops.device import DTYPES, autocast, best_precision, prefers_slabs, resolve_device
 
     device = resolve_device(options.device)
     precision = best_precision(device) if options.precision == "auto" else options.precision
-    model, tokenizer, _ = open_run(options.run, device)
+    model, tokenizer, checkpoint = open_run(options.run, device)
+    print(what_is_read(options.run, checkpoint), file=sys.stderr)
     prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
-    ids = [tokenizer.encode(prompt).tolist() or opening(tokenizer) for prompt in prompts]
+    ids = [tokenizer.encode(prompt).tolist() or empty_prompt(tokenizer) for prompt in prompts]
     note_long_prompts(ids, model.config.context_length)
 
     rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]

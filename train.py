@@ -7,6 +7,7 @@ Step s is a function of the state and of s: its batch and its dropout are drawn 
 nothing else to remember.
 """
 
+import dataclasses
 import sys
 
 from errors import MachineError, run_command
@@ -42,23 +43,24 @@ def train(config) -> int:
     from training.trainer import Trainer
     from viz.probe import cut_probe
 
-    session = Session(config)
-    trainer = Trainer(session)
-    if session.resumed_at is not None and session.processes.is_main:
-        cut_probe(session.folder / "attention", session.resumed_at)
-    state, optim, run = trainer.state, session.config.optim, session.config.run
-    with session:
+    with Session(config) as session:
+        trainer = Trainer(session)
+        if session.resumed_at is not None and session.processes.is_main:
+            cut_probe(session.folder / "attention", session.resumed_at)
+        state, optim, run = trainer.state, session.config.optim, session.config.run
         for step in range(state.step, optim.max_steps + 1):
             # First, what `step` updates have made; a resumed run has recorded that already.
             state.step = step
             is_last, is_recorded = step == optim.max_steps, step == session.resumed_at
-            is_best = False
+            is_evaluated, is_best = False, False
             if not is_recorded and (is_last or is_due(step, run.eval_every)):
-                is_best = evaluate(session, trainer)
+                is_evaluated, is_best = True, evaluate(session, trainer)
             reason = session.stop.reason(state)
+            if reason and not (is_evaluated or is_recorded or session.stop.signalled):
+                take_last_look(session, trainer)
             if not is_recorded:
                 is_latest = bool(reason) or step == 0 or is_due(step, run.save_every)
-                session.save(trainer, is_best, is_latest)
+                session.save(trainer, state, is_best, is_latest)
             if reason:
                 break
 
@@ -90,6 +92,19 @@ def evaluate(session, trainer) -> bool:
         is_best = state.record(losses["val_loss"])
         session.log.evaluation(state.step, losses, sample, is_best)
     return is_best
+
+
+def take_last_look(session, trainer) -> None:
+    """Evaluate a run that stops between two evaluations, so that its best is not an older one.
+
+    The run does not remember it: when it goes on, it is as if it had never been stopped.
+    """
+    seen = dataclasses.replace(trainer.state)
+    with session.log.phase("evaluate"):
+        losses, sample = trainer.evaluate()
+        is_best = seen.record(losses["val_loss"])
+        session.log.evaluation(seen.step, losses, sample, is_best, is_extra=True)
+    session.save(trainer, seen, is_best, is_latest=False)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ numpy, and the modules that need it, are imported where they are used: `--help` 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from data.locking import FolderLock
 from data.names import CORPORA, SHAKESPEARE, TokenizerName
 from errors import MachineError, UserError, run_command
 
@@ -382,6 +384,13 @@ def prepare(options: Options) -> int:
         print(f"already prepared: {out}")
         _print_next_command(out)
         return 0
+    with contextlib.closing(FolderLock(out, out.with_name(f".{out.name}.lock"))) as lock:
+        lock.take()
+        return _prepare_into(out, options, corpus)
+
+
+def _prepare_into(out: Path, options: Options, corpus: Corpus) -> int:
+    """Prepare into a folder that no one else is preparing into."""
     began = time.perf_counter()
     counted, tokenizer = count(options, corpus)
     in_val = choose_validation(counted.characters, options.val_fraction, options.seed).tolist()

@@ -33,7 +33,7 @@ def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = ""
     return lines[:-1] if len(lines) > 1 and not lines[-1] else lines
 
 
-def opening(tokenizer: "Tokenizer") -> list[int]:
+def empty_prompt(tokenizer: "Tokenizer") -> list[int]:
     """What an empty prompt starts from: the separator, else a newline, else the first symbol."""
     if tokenizer.separator is not None:
         return [tokenizer.separator]

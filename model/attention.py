@@ -60,7 +60,7 @@ class Mask:
         if self.lengths is not None:
             object.__setattr__(self, "lengths", tuple(int(length) for length in self.lengths))
 
-    def near(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+    def may_look(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """Whether causality and window let a query look at a key; the two shapes broadcast."""
         distance = query_position - key_position
         allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
@@ -72,7 +72,7 @@ class Mask:
         query = torch.arange(n_query, device=device)[:, None]
         key_position = torch.arange(n_key, device=device)
         query_position = (lengths - n_query).clamp(min=0) + query
-        return self.near(query_position, key_position) & (key_position < lengths)
+        return self.may_look(query_position, key_position) & (key_position < lengths)
 
 
 def attention_scores(q_BHTK: Tensor, k_BHSK: Tensor, mask: Mask) -> Tensor:

@@ -137,7 +137,7 @@ def _windowed_attention(
     query_position = start + torch.arange(size, device=device)[:, None]
     key_position = start - size + torch.arange((2 + n_behind) * size, device=device)
     exists = (key_position >= 0) & (key_position < n_token)
-    allowed = (mask.near(query_position, key_position) & exists)[None]
+    allowed = (mask.may_look(query_position, key_position) & exists)[None]
     out = F.scaled_dot_product_attention(
         blocks(q_BHTK, 0, 0),
         blocks(k_BHSK, 1, n_behind),

@@ -168,20 +168,37 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def find(run: str | Path) -> Path:
-    """The checkpoint file meant by a run folder (best.pt, else checkpoint.pt) or by a file's own
-    path.
+    """The checkpoint file meant by a run folder or by a file's own path.
+
+    In a folder it is best.pt, but not while that holds the weights of step 0, which have learned
+    nothing, and checkpoint.pt holds later ones; without best.pt it is checkpoint.pt.
     """
     run = Path(run)
     if run.is_dir():
-        for name in (BEST, LATEST):
-            if (run / name).exists():
-                return run / name
+        best, latest = run / BEST, run / LATEST
+        if best.exists() and latest.exists() and load(best).step == 0 < load(latest).step:
+            return latest
+        for path in (best, latest):
+            if path.exists():
+                return path
         raise UserError(
             f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written"
         )
     if not run.exists():
         raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
     return run
+
+
+def what_is_read(run: str | Path, checkpoint: Checkpoint) -> str:
+    """A line that names the file, step and loss of what `open_run` has opened."""
+    path, loss = find(run), checkpoint.best_val_loss
+    if loss == float("inf"):
+        known = "not evaluated yet"
+    elif path.name == LATEST:
+        known = f"best validation loss so far {loss:.4f}"
+    else:
+        known = f"validation loss {loss:.4f}"
+    return f"reading {path}: step {checkpoint.step:,}, {known}"
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | Path) -> None:

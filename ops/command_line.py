@@ -36,12 +36,19 @@ def parse(arguments: list[str]) -> Config | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         return None
     name, *rest = arguments
+    path = Path(name)
     if name in PRESETS:
-        config, out = PRESETS[name][1], f"runs/{name}"
-    elif name.endswith(".json") or Path(name).is_file():
-        config, out = read_config(name), f"runs/{Path(name).stem}"
-    elif Path(name, "config.json").is_file():
-        config, out = read_config(Path(name, "config.json")), name
+        config = PRESETS[name][1]
+        out = f"runs/{name}"
+    elif name.endswith(".json") or path.is_file():
+        config = read_config(name)
+        out = f"runs/{path.stem}"
+        if holds_a_run(path.parent):
+            config = config.replace(out="")
+            out = str(path.parent)
+    elif (path / "config.json").is_file():
+        config = read_config(path / "config.json").replace(out="")
+        out = name  # the folder named is the run, wherever it was when it began
     else:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -52,11 +59,12 @@ def parse(arguments: list[str]) -> Config | None:
     config = tyro.cli(
         Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat
     )
-    return (
-        config
-        if config.run.out
-        else Config.from_dict(config.to_dict() | {"run": config.to_dict()["run"] | {"out": out}})
-    )
+    return config if config.run.out else config.replace(out=out)
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether a folder is a run's, wherever it lay when the run began."""
+    return any((folder / name).exists() for name in ("checkpoint.pt", "best.pt", "log.jsonl"))
 
 
 def preparing_command(folder: str) -> str:

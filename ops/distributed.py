@@ -95,6 +95,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_first() -> bool:
+    """Whether this is the process that writes, as torchrun has numbered them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def start(config: Config) -> Processes:
     """Join the group that torchrun has announced in the environment; without one, a single process
     needs no group.

@@ -36,13 +36,13 @@ def sample_entry(step: int, text: str) -> str:
 
 
 def cut_log(path: Path, step: int | None) -> None:
-    """Keep the records up to `step` (None: no record), so that a resumed run writes what an
-    undisturbed one would have.
+    """Keep the records up to `step` (None: none), so that a resumed run writes what an undisturbed
+    one would have; the extra evaluation of a stop goes.
     """
     kept = [
         json.dumps(record, ensure_ascii=False) + "\n"
         for record in read_log(path)
-        if step is not None and record["step"] <= step
+        if step is not None and record["step"] <= step and not record.get("extra")
     ]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
@@ -147,9 +147,20 @@ class RunLog:
             self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
             self.bar.update(step - self.bar.n)
 
-    def evaluation(self, step: int, losses: dict[str, float], sample: str, is_best: bool) -> None:
-        """Record and print an evaluation; the sample goes to the log and to samples.txt."""
-        self.write("eval", step, **losses)
+    def evaluation(
+        self,
+        step: int,
+        losses: dict[str, float],
+        sample: str,
+        is_best: bool,
+        is_extra: bool = False,
+    ) -> None:
+        """Record and print an evaluation; the sample goes to the log and to samples.txt.
+
+        One that `is_extra`, made because the run stops, is forgotten when the run goes on.
+        """
+        extra = {"extra": True} if is_extra else {}
+        self.write("eval", step, **losses, **extra)
         self.say(
             f"step {step:>6,}: loss {losses['train_loss']:.4f} on training, "
             f"{losses['val_loss']:.4f} on validation data "
@@ -157,7 +168,7 @@ class RunLog:
             "bits per byte)" + " *" * is_best
         )
         if sample and self.is_main:
-            self.write("sample", step, text=sample)
+            self.write("sample", step, text=sample, **extra)
             with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
                 file.write(sample_entry(step, sample))
 

@@ -9,7 +9,7 @@ from ops.device import DTYPES, device_name
 from training.state import State
 
 
-def introduce(session, model: GPT) -> str:
+def opening_lines(session, model: GPT) -> str:
     """The lines printed before the first step: device, precision, parameters, data, tokens per step
     spelt out, epochs.
     """

@@ -73,8 +73,8 @@ def start_folder(folder: Path, config: Config, step: int | None) -> None:
         if (folder / name).exists():
             (shutil.rmtree if (folder / name).is_dir() else Path.unlink)(folder / name)
     cut_log(folder / "log.jsonl", step)
-    # These are of this start, not of the run.
-    repeatable = config.replace(resume=False, overwrite=False, stop_at=0, max_minutes=0.0)
+    # These are of this start or of this place, not of the run.
+    repeatable = config.replace(out="", resume=False, overwrite=False, stop_at=0, max_minutes=0.0)
     (folder / "config.json").write_text(
         json.dumps(repeatable.to_dict(), indent=2) + "\n", encoding="utf-8"
     )

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from configs import Config
-from data.batches import share_batch
 from data.dataset import Dataset
+from data.locking import FolderLock
+from data.share import share_batch
 from data.tokenizer import load_tokenizer
 from errors import MachineError
 from model.gpt import GPT
@@ -22,7 +23,7 @@ from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, snapshot
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, resolve, set_up
 from ops.log import RunLog, plot_losses
-from ops.messages import farewell, introduce, not_finite
+from ops.messages import farewell, not_finite, opening_lines
 from ops.plan import warn_at_start
 from ops.resume import initial_weights, resume_notes
 from ops.run_folder import open_folder, start_folder
@@ -39,17 +40,28 @@ few to find its scale.
 class Session:
     """One run of train.py, from its configuration to its exit code.
 
-    Used as a context around the loop: leaving it waits for what is being written and closes the
-    log. Raises UserError where the configuration can't be run here.
+    Used as a context around the loop: leaving it waits for what is being written, closes the log
+    and lets the folder go. Raises UserError where the configuration can't be run here.
     """
 
-    log: RunLog
+    log: RunLog | None = None
     """From `wrap` on."""
     stop: Stop
     """From `wrap` on."""
 
     def __init__(self, config: Config):
+        self.lock = FolderLock(config.run.out)
+        try:
+            self._open(config)
+        except BaseException:
+            self.lock.close()
+            raise
+
+    def _open(self, config: Config) -> None:
+        """Decide everything that is known before there is a model."""
         self.dataset = Dataset(config.data.data)
+        if distributed.is_first():
+            self.lock.take(may_create=False)
         self.folder, config, checkpoint = open_folder(config, self.dataset)
         self.config = config = resolve(config)
         optim, run = config.optim, config.run
@@ -95,8 +107,9 @@ class Session:
     def start(self, model: GPT) -> None:
         """Make the folder ready and say what is about to be done."""
         if self.processes.is_main:
+            self.lock.take()
             start_folder(self.folder, self.config, self.resumed_at)
-            print(introduce(self, model))
+            print(opening_lines(self, model))
         self.processes.barrier()
 
     def wrap(self, model: GPT, example: Tensor) -> nn.Module:
@@ -119,9 +132,12 @@ class Session:
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        with contextlib.closing(self.log):
-            if kind is None:
-                self.saver.wait()
+        with contextlib.closing(self.lock):
+            if self.log is None:
+                return
+            with contextlib.closing(self.log):
+                if kind is None:
+                    self.saver.wait()
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context in which the model runs at the run's precision."""
@@ -152,9 +168,9 @@ class Session:
         if self.bad_steps == BAD_STEPS_ALLOWED[self.config.run.precision]:
             raise MachineError(not_finite(step, self.config))
 
-    def save(self, trainer, is_best: bool, is_latest: bool) -> None:
-        """Have the state written as best.pt, as checkpoint.pt, as both or as neither; all processes
-        take part. Raises MachineError where an earlier save has failed.
+    def save(self, trainer, state: State, is_best: bool, is_latest: bool) -> None:
+        """Have weights, moments and `state` written as best.pt, as checkpoint.pt, as both or as
+        neither; all processes take part. Raises MachineError where an earlier save has failed.
         """
         self.saver.check()
         names = [BEST] * is_best + [LATEST] * is_latest
@@ -164,7 +180,6 @@ class Session:
             self.saver.wait()  # so that there is never more than one copy
             keep = self.processes.is_main
             tensors = snapshot(trainer.model, trainer.optimizers, trainer.scaler, keep)
-            state = trainer.state
             if self.processes.is_main:
                 checkpoint = Checkpoint(
                     step=state.step,

@@ -14,10 +14,14 @@ BY_A_SIGNAL = 75
 class Stop:
     """Owns the clock, the signals and the patience of a run, and says when it is over and why.
 
-    Ctrl-C or SIGTERM ends the run after the step in hand, with a checkpoint; a second one ends it
-    at once. Of several processes each may be told first, so what one has heard counts for all only
-    once `agree` has been given the sums of what each of them says in `news`.
+    Ctrl-C, SIGTERM, a terminal that goes away (SIGHUP, unless it is ignored as under nohup) and
+    SIGUSR1 (Slurm's warning) end the run after the step in hand, with a checkpoint. A second Ctrl-C
+    ends it at once; further signals of the other kinds change nothing, so that none can tear what
+    is being saved. Of several processes each may be told first, so what one has heard counts for
+    all only once `agree` has been given the sums of what each of them says in `news`.
     """
+
+    SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
     def __init__(self, config: Config):
         self.config = config
@@ -25,13 +29,15 @@ class Stop:
         self.signalled = False
         self.late = False
         self.began = time.perf_counter()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._receive)
+        for number in (getattr(signal, name, None) for name in self.SIGNALS):
+            ignored = number is not None and signal.getsignal(number) is signal.SIG_IGN
+            if number is not None and not (ignored and number != signal.SIGINT):
+                signal.signal(number, self._receive)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        second = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
-        signal.signal(number, second)
+        self.received = self.received or signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
 
     def news(self) -> tuple[bool, bool]:
         """Whether this process has received a signal, and whether its time is up."""

@@ -141,7 +141,10 @@ def restored():
     """Put back what a run changes in its process: signal handlers, threads, determinism, the state
     of the random numbers.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    }
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     deterministic, fill = (
         torch.are_deterministic_algorithms_enabled(),

@@ -13,14 +13,15 @@ import torch
 from helpers import make_config, nonsense, restored, train_here, write_corpus
 
 from configs import Config, ModelConfig, OptimConfig, RunConfig
-from data.batches import dropout_seed, share_batch
+from data.batches import dropout_seed
 from data.dataset import Dataset
-from data.prompts import opening
+from data.prompts import empty_prompt
+from data.share import share_batch
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from model.gpt import GPT
 from ops.checkpoint import load
-from ops.messages import introduce, not_finite
+from ops.messages import not_finite, opening_lines
 from ops.resume import initial_weights, merge_on_resume
 from ops.run_folder import MADE_BY_A_RUN, open_folder, start_folder
 from ops.stopping import Stop
@@ -222,7 +223,7 @@ def test_config_json_repeats_the_run(tmp_path, data):
     config = make_config(data, tmp_path / "r", overwrite=True, lr=0.125, dropout=0.25)
     start_folder(tmp_path / "r", config, None)
     plain = json.loads((tmp_path / "r" / "config.json").read_text())
-    assert Config.from_dict(plain) == make_config(data, tmp_path / "r", lr=0.125, dropout=0.25)
+    assert Config.from_dict(plain) == make_config(data, "", lr=0.125, dropout=0.25)
 
 
 # --- the state to start from ---
@@ -286,7 +287,7 @@ def test_dropout_seeds_differ():
     ],
 )
 def test_what_an_empty_prompt_starts_from(tokenizer, first):
-    assert opening(tokenizer) == first
+    assert empty_prompt(tokenizer) == first
 
 
 def test_the_sample_is_always_drawn_alike(data):
@@ -336,7 +337,7 @@ def test_tokens_per_step_are_spelt_out(data):
         resumed_at=None,
         notes=[],
     )
-    text = introduce(session, build(data))
+    text = opening_lines(session, build(data))
     assert "micro-batch 2 x accumulation 4 x processes 3 x context 16 = 384 tokens" in text
 
 
@@ -351,9 +352,26 @@ def test_signals_are_remembered_and_the_second_one_ends_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        Stop(make_config("d", "r"))
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        stop = Stop(make_config("d", "r"))
+        for name in ("SIGTERM", "SIGTERM", "SIGHUP", "SIGUSR1"):
+            os.kill(os.getpid(), getattr(signal, name))
+        assert stop.received == "SIGTERM"  # and what is being saved goes on being saved
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1"])
+def test_other_signals_that_ask_for_an_end(name):
+    with restored():
+        stop = Stop(make_config("d", "r"))
+        os.kill(os.getpid(), getattr(signal, name))
+        assert (stop.received, stop.news()[0]) == (name, True)
+
+
+def test_nohup_is_heeded():
+    with restored():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stop = Stop(make_config("d", "r"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == ""
 
 
 def test_advice_names_the_dials():

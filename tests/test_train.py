@@ -381,7 +381,10 @@ def test_stop_at(tmp_path, data, one, capsys):
     assert train_here(make_config(data, tmp_path / "r", dropout=0.1, stop_at=5)) == 0
     assert load(tmp_path / "r" / "checkpoint.pt").step == 5
     assert "stopped after step 5 of 8" in capsys.readouterr().out
-    assert read_records(tmp_path / "r") == [r for r in read_records(one) if r["step"] <= 5]
+    records = read_records(tmp_path / "r")
+    regular = [record for record in records if "extra" not in record]
+    assert regular == [r for r in read_records(one) if r["step"] <= 5]
+    assert [(r["kind"], r["step"]) for r in records if "extra" in r] == [("eval", 5), ("sample", 5)]
 
 
 def test_max_minutes(tmp_path, data, capsys):

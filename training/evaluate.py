@@ -7,7 +7,7 @@ import torch
 
 from data.batches import split_windows
 from data.dataset import Dataset
-from data.prompts import opening
+from data.prompts import empty_prompt
 from data.tokenizer import Tokenizer
 from model.generate import generate
 from model.gpt import GPT
@@ -104,7 +104,7 @@ def draw_sample(model: GPT, tokenizer: Tokenizer, n_token: int, seed: int) -> st
     """
     was_training = model.training
     model.eval()
-    prompt, generator = opening(tokenizer), torch.Generator().manual_seed(seed)
+    prompt, generator = empty_prompt(tokenizer), torch.Generator().manual_seed(seed)
     tokens = [row[0] for row in generate(model, [prompt], n_token, generators=[generator])]
     model.train(was_training)
     return tokenizer.decode(tokens)

@@ -19,7 +19,11 @@ from training.state import State
 
 
 class Trainer:
-    """A model, its optimizers, and where the run stands."""
+    """A model, its optimizers, and where the run stands.
+
+    `step_model` is the same model, with the same weights, as a step calls it: compiled, or
+    averaging gradients among processes, where the session has wrapped it so.
+    """
 
     def __init__(self, session):
         self.session, self.config, self.share = session, session.config, session.share
@@ -52,6 +56,8 @@ class Trainer:
     def accumulate(self) -> Tensor:
         """Add up the gradients of the mean loss over this process's share of the batch, a
         micro-batch at a time. Returns that loss, in nats per token.
+
+        `backward` adds each parameter's gradient to its `grad`, where `update` finds the sum.
         """
         session, log, step = self.session, self.session.log, self.state.step
         loss = torch.zeros((), device=session.device)
@@ -61,6 +67,7 @@ class Trainer:
                 tokens, targets = self.micro_batch(step, index)
             if self.config.model.dropout:
                 torch.manual_seed(dropout_seed(self.config.run.seed, step, index))
+            # Several processes exchange gradients once a step, with the last micro-batch.
             with session.accumulating(self.step_model, is_last=index == indices[-1]):
                 with log.phase("forward"), session.autocast():
                     logits = self.step_model(tokens)
@@ -74,7 +81,8 @@ class Trainer:
         """Clip the gradients, let the optimizers step, and clear them: the learning rate and the
         gradient's norm before clipping.
 
-        There is no step where `loss` or norm is not finite. The scaler undoes the scaling of
+        Where `loss` or norm is not finite, the step is left out; the session says so, and ends the
+        run when it happens again and again. The scaler undoes the scaling of
         float16's losses (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2); in
         other precisions it does nothing.
         """

@@ -7,8 +7,8 @@ import traceback
 import torch
 
 from configs import Config
-from data.batches import share_batch
 from data.dataset import Dataset
+from data.share import share_batch
 from data.tokenizer import load_tokenizer
 from model.attention import Mask
 from model.fast_attention import holds_weights

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from configs import Config
-from data.batches import Share, share_batch
+from data.share import Share, share_batch
 from model.fast_attention import ATTENTION
 from model.gpt import GPT
 from ops.compiling import recompute_blocks
