@@ -4,10 +4,12 @@ at the end.
 
 import contextlib
 import json
+import logging
 import math
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,8 @@ def plot_losses(folder: Path) -> None:
     """Draw the folder's log.jsonl as loss.png: training loss by step, and the evaluations of both
     splits.
     """
+    # How the system's fonts and caches are is of no interest here.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.figure import Figure  # pyplot would load a third of a second more
 
     records = read_log(folder / "log.jsonl")
@@ -253,9 +257,12 @@ def plot_losses(folder: Path) -> None:
             markersize=3,
             label=label,
         )
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=folder.name)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set_title(folder.name, parse_math=False)  # a name is text, never mathematics
     axes.grid(alpha=0.3)
     axes.legend()
     temporary = folder / "loss.tmp.png"
-    figure.savefig(temporary, dpi=150)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a character that the font lacks becomes a box
+        figure.savefig(temporary, dpi=150)
     os.replace(temporary, folder / "loss.png")

@@ -58,7 +58,7 @@ class Meeting:
         if self.store is None or not understood:
             return
         if error is not None:
-            self.facts["error"] = str(error)
+            self.facts["error"] = " ".join(str(error).split())  # one line
         told = self._exchange()
         if difference := disagreement(told):
             self._part()
@@ -103,7 +103,7 @@ def disagreement(told: list[dict[str, Any]]) -> str | None:
             flag = f"--{name.replace('_', '-')}"
             remedy = REMEDIES.get(name, f"give {flag} the same value on every machine")
             return (
-                f"process {rank} ({facts['host']}) has {name} {facts.get(name)}, "
-                f"process 0 ({first['host']}) has {first[name]}: {remedy}"
+                f"process {rank} ({facts['host']}) sees {name} {facts.get(name)}, "
+                f"but process 0 ({first['host']}) sees {first[name]}: {remedy}"
             )
     return None

@@ -59,15 +59,17 @@ def attention_note(config: Config) -> str | None:
 
 def farewell(session, state: State, reason: str) -> str:
     """The last lines printed: where the run stands, and what can be done with it."""
-    out, max_steps = session.config.run.out, session.config.optim.max_steps
+    out = session.config.run.out
+    max_steps = session.config.optim.max_steps
     if reason != "done":
         return (
             f"{reason}: stopped after step {state.step:,} of {max_steps:,}; "
             f"saved in {out}; --resume goes on"
         )
+    names = ("log.jsonl", "loss.png", "samples.txt")
+    there = ", ".join(name for name in names if (session.folder / name).exists())
     return (
-        f"done: best validation loss {state.best_val_loss:.4f}; "
-        f"saved in {out} (log.jsonl, loss.png, samples.txt)\n"
+        f"done: best validation loss {state.best_val_loss:.4f}; saved in {out} ({there})\n"
         f"next: python sample.py {out}\n"
         f"      python attention_map.py {out} --out {out}/attention.html"
     )

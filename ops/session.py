@@ -231,5 +231,5 @@ def what_must_agree(
     options["device"] = config.run.device.partition(":")[0]  # each may have a number of its own
     # A folder may be called otherwise on another machine, as long as it holds the same.
     del options["data"]
-    at = f"of step {checkpoint.step:,}" if checkpoint else "none"
+    at = f"step {checkpoint.step:,}" if checkpoint else "none"
     return {"data": dataset.fingerprint[:12], "checkpoint": at, **options}

@@ -1,5 +1,6 @@
 """Why a run ends: its last step, a step asked for, the clock, a signal, or no improvement."""
 
+import contextlib
 import signal
 import time
 from types import FrameType
@@ -32,7 +33,8 @@ class Stop:
         for number in (getattr(signal, name, None) for name in self.SIGNALS):
             ignored = number is not None and signal.getsignal(number) is signal.SIG_IGN
             if number is not None and not (ignored and number != signal.SIGINT):
-                signal.signal(number, self._receive)
+                with contextlib.suppress(ValueError):  # a notebook's thread may set no handler
+                    signal.signal(number, self._receive)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number).name

@@ -30,7 +30,7 @@ from model.fast_attention import fast_attention
 from model.gpt import GPT
 from ops import compiling, speed
 from ops.compiling import compile_or_not, recompute_blocks
-from ops.device import autocast, resolve, set_up
+from ops.device import autocast, default_threads, resolve, set_up
 from ops.speed import flops_per_token, matrix_rate
 from training.optimizer import clip_gradients
 
@@ -105,6 +105,30 @@ def test_what_is_set_is_kept(machine):
     assert resolve(make_config("d", "r", threads=0)).run.threads == torch.get_num_threads()
     again = resolve(make_config("d", "r", device="auto"))
     assert resolve(again) == again
+
+
+@pytest.mark.parametrize(
+    ("variables", "cpus", "expected"),
+    [
+        ({}, 64, 6),  # torch's own choice
+        ({}, 2, 2),  # a container's quota
+        ({"OMP_NUM_THREADS": "1"}, 64, 6),  # the user's, whom torch has heard already
+        # torchrun's 1, which it sets where the user has set nothing
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}, 8, 8),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4"}, 9, 2),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4"}, 3, 1),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "?"}, 3, 3),
+        ({"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 6),
+    ],
+)
+def test_threads_of_this_machine(monkeypatch, variables, cpus, expected):
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr("ops.device.usable_cpus", lambda: cpus)
+    assert default_threads() == expected
 
 
 @pytest.mark.parametrize(

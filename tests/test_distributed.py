@@ -26,7 +26,16 @@ from helpers import (
 )
 
 from ops.checkpoint import load, open_run
-from ops.distributed import Processes, gather, scatter_optimizer
+from ops.distributed import (
+    Processes,
+    announced,
+    gather,
+    half_announced,
+    is_first,
+    scatter_optimizer,
+    world_size,
+)
+from ops.meeting import disagreement
 
 STEPS = 50
 COMMON = {
@@ -64,21 +73,28 @@ def alone(tmp_path_factory, data):
     return folder, losses(folder)
 
 
-def start_group(count, config, outputs):
-    """The processes of a group, with the variables that torchrun sets."""
+def start_group(configs, outputs):
+    """The processes of a group, one a configuration, with the variables that torchrun sets."""
+    count = len(configs)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     return [
         fork_training(config, f"{outputs}-{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **place)
-        for rank in range(count)
+        for rank, config in enumerate(configs)
     ]
 
 
 def train_together(count, config, outputs, code=0):
     """Train in `count` processes; what each printed."""
-    group = start_group(count, config, outputs)
+    return train_each([config] * count, outputs, code)
+
+
+def train_each(configs, outputs, code=0):
+    """Train in as many processes as there are configurations; what each printed."""
+    count = len(configs)
+    group = start_group(configs, outputs)
     for process in group:
         process.join(120)
         process.kill()
@@ -92,6 +108,64 @@ def same_curve(folder, expected, tolerance=TOLERANCE):
     assert found.keys() == expected.keys()
     worst = max(abs(found[step] - expected[step]) for step in found)
     assert worst <= tolerance, f"{worst:.1e}"
+
+
+# --- what is announced ---
+
+GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
+
+
+@pytest.fixture
+def announce(monkeypatch):
+    """Sets the variables of a group; one that is None isn't set."""
+
+    def write(**changes):
+        for name, value in (GROUP | changes).items():
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return write
+
+
+def test_a_group_is_announced(announce):
+    announce()
+    assert (announced(), world_size(), is_first(), half_announced()) == ((1, 2), 2, False, None)
+    announce(RANK="0")
+    assert is_first()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: None} for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")),
+        *({"RANK": text} for text in ("", "two", "2", "-1", "1.0")),
+        *({"WORLD_SIZE": text} for text in ("", "two", "0", "1e3", "-2")),
+        {"MASTER_PORT": "http"},
+    ],
+    ids=str,
+)
+def test_half_a_group_is_none(announce, change):
+    announce(**change)
+    assert (world_size(), is_first()) == (1, True)
+    line = half_announced()
+    name, value = next(iter(change.items()))
+    assert f"{name} is {value or 'not set'}" in line
+    assert len(line.splitlines()) == 1
+
+
+def test_nothing_announced_is_nothing_said(announce):
+    announce(**dict.fromkeys(GROUP))
+    assert (announced(), half_announced()) == ((0, 1), None)
+    announce(WORLD_SIZE="1", RANK=None)
+    assert (announced(), half_announced()) == ((0, 1), None)
+
+
+@pytest.mark.parametrize("change", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0"}], ids=str)
+def test_half_a_group_trains_alone(tmp_path, data, announce, capsys, change):
+    announce(**dict.fromkeys(GROUP) | change)
+    assert train_here(make_config(data, tmp_path / "r")) == 0
+    assert capsys.readouterr().err.count("note: going on as one process") == 1
 
 
 # --- the curve ---
@@ -162,7 +236,7 @@ def test_four_processes(tmp_path, data, alone, strategy):
 
 def test_a_signal_to_one_stops_all_at_one_step(tmp_path, data):
     fields = COMMON | {"max_steps": 10**6, "eval_every": 0, "save_every": 0}
-    group = start_group(2, make_config(data, tmp_path / "r", **fields), tmp_path / "out")
+    group = start_group([make_config(data, tmp_path / "r", **fields)] * 2, tmp_path / "out")
     log, end = tmp_path / "r" / "log.jsonl", time.monotonic() + 100
     while not log.exists() or log.read_bytes().count(b"\n") < 5:
         assert time.monotonic() < end
@@ -228,6 +302,80 @@ def test_torchrun_starts_again_and_goes_on(tmp_path, data, alone):
             launcher.wait()
     assert "going on from step" in (tmp_path / "out").read_text()
     same_curve(tmp_path / "r", alone[1])
+
+
+# --- what they see ---
+
+
+def ends_with(configs, outputs, *words):
+    """The processes end with 2 and one line, printed by the first, that holds the words."""
+    began = time.monotonic()
+    first, *others = train_each(configs, outputs, code=2)
+    assert time.monotonic() - began < 60
+    assert all(word in first for word in words), first
+    assert first.startswith("error: ")
+    assert first.count("\n") == 1
+    assert others == [""] * len(others)
+
+
+def test_one_does_not_see_the_checkpoint(tmp_path, data):
+    here = make_config(data, tmp_path / "r", stop_at=4, **COMMON)
+    assert train_here(here) == 0
+    before = (tmp_path / "r" / "checkpoint.pt").read_bytes()
+    configs = [
+        make_config(data, tmp_path / out, resume=True, **COMMON) for out in ("r", "elsewhere")
+    ]
+    ends_with(
+        configs, tmp_path / "out", "process 1 (", "sees checkpoint none", "sees step 4", "share"
+    )
+    assert (tmp_path / "r" / "checkpoint.pt").read_bytes() == before
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_one_sees_other_data(tmp_path, data):
+    other = write_corpus(tmp_path / "other", nonsense(seed=1))
+    configs = [make_config(folder, tmp_path / "r", **COMMON) for folder in (data, other)]
+    ends_with(configs, tmp_path / "out", "process 1 (", "sees data ", "same prepared folder")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_one_sees_no_data(tmp_path, data, blind):
+    configs = [make_config(data, tmp_path / "r", **COMMON) for _ in range(2)]
+    configs[blind] = configs[blind].replace(data=str(tmp_path / "missing"))
+    ends_with(configs, tmp_path / "out", f"process {blind} (", "missing isn't prepared")
+
+
+def test_one_does_not_see_the_weights_to_start_from(tmp_path, data):
+    assert train_here(make_config(data, tmp_path / "old")) == 0
+    configs = [make_config(data, tmp_path / "r", init_from=str(tmp_path / "old"))] * 2
+    configs[1] = configs[1].replace(init_from=str(tmp_path / "missing"))
+    ends_with(configs, tmp_path / "out", "process 1 (", "there is no run", "missing")
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({}, None),
+        ({"host": "c"}, None),
+        (
+            {"checkpoint": "none"},
+            "process 1 (b) sees checkpoint none, but process 0 (a) sees step 4: ",
+        ),
+        (
+            {"precision": "float32"},
+            "process 1 (b) sees precision float32, but process 0 (a) sees float16",
+        ),
+        ({"device": "cpu", "precision": "float32"}, "sees device cpu"),
+        ({"error": "no data"}, "process 1 (b): no data"),
+        ({"error": "no data", "checkpoint": "none"}, "process 1 (b): no data"),
+    ],
+)
+def test_disagreement(second, expected):
+    facts = {"checkpoint": "step 4", "device": "cuda", "precision": "float16"}
+    told = [facts | {"host": "a"}, facts | {"host": "b"} | second, facts | {"host": "d"}]
+    line = disagreement(told)
+    assert line is None if expected is None else expected in line
 
 
 # --- the parts ---

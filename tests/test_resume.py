@@ -15,11 +15,12 @@ from helpers import (
     make_config,
     nonsense,
     read_records,
+    same_value,
     train_here,
     write_corpus,
 )
 
-from ops.checkpoint import load
+from ops.checkpoint import load, save
 
 pytestmark = pytest.mark.slow
 
@@ -209,6 +210,40 @@ def test_attention_may_be_exchanged(tmp_path, data, capsys):
     assert losses(tmp_path / "r") == pytest.approx(
         losses(tmp_path / "straight"), abs=3 * 16 * 2**-24
     )
+
+
+def as_if_from_a_gpu(folder, precision):
+    """Have a run's checkpoint say that a GPU made it."""
+    checkpoint = load(folder / "checkpoint.pt")
+    run = checkpoint.config["run"]
+    run |= {"device": "cuda", "precision": precision, "compile": "on", "threads": 24}
+    if precision == "float16":
+        checkpoint.scaler = torch.amp.GradScaler("cpu").state_dict()
+    save(checkpoint, folder / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_run_from_a_gpu_goes_on_on_a_cpu(tmp_path, data, capsys, asked, precision):
+    """The scaler of float16 is left behind. Where the CPU's precision is float32, the rest of the
+    run is that of a run which was here all along.
+    """
+    fields = {"max_steps": STEPS, "optimizer": "muon"}
+    assert train_here(make_config(data, tmp_path / "here", **fields)) == 0
+    folder = tmp_path / "r"
+    assert train_here(make_config(data, folder, stop_at=4, **fields)) == 0
+    as_if_from_a_gpu(folder, precision)
+    onwards = {"device": asked, "resume": True}
+    if asked == "auto":
+        onwards |= {"precision": "auto", "compile": "auto", "threads": 0}
+    assert train_here(make_config(data, folder, **fields, **onwards)) == 0
+    said = capsys.readouterr().out
+    assert "threads changed since the checkpoint: the same run but for rounding" in said
+    assert f"precision {precision}, now " in said or (asked, precision) == ("auto", "bfloat16")
+    again = load(folder / "checkpoint.pt")
+    assert again.config["run"]["device"] == "cpu"
+    if asked == "cpu":
+        assert same_value(again.model, load(tmp_path / "here" / "checkpoint.pt").model)
 
 
 def test_the_log_names_each_step_once(tmp_path, data):

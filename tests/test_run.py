@@ -127,6 +127,37 @@ def test_auto_keeps_what_was_resolved():
     assert merge_on_resume(given, saved) == saved.replace(threads=0)  # this machine's
 
 
+ON_A_GPU = {"device": "cuda", "precision": "float16", "compile": "on", "threads": 24}
+
+
+@pytest.mark.parametrize("asked", ["auto", "cpu"])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_run_from_a_gpu_goes_on_without_one(monkeypatch, asked, precision):
+    """Device, precision, compiling and threads are this machine's, whether it is named or not."""
+    monkeypatch.setattr("ops.resume.best_device", lambda: "cpu")
+    saved = make_config("d", "r", **ON_A_GPU | {"precision": precision})
+    given = make_config("d", "r", device=asked, precision="auto", compile="auto", threads=0)
+    merged = merge_on_resume(given, saved)
+    assert merged == given.replace(device="cpu")
+
+
+def test_what_is_asked_for_on_the_new_machine_is_had(monkeypatch):
+    saved = make_config("d", "r", **ON_A_GPU)
+    here = {"device": "cpu", "precision": "bfloat16", "compile": "off", "threads": 3}
+    assert (
+        merge_on_resume(make_config("d", "r", **here), saved).run
+        == make_config("d", "r", **here).run
+    )
+
+
+def test_on_another_device_of_the_same_kind_precision_stays(monkeypatch):
+    monkeypatch.setattr("ops.resume.has_device", lambda device: device == "cuda")
+    monkeypatch.setattr("ops.resume.best_device", lambda: "cuda")
+    saved = make_config("d", "r", **ON_A_GPU | {"device": "cuda:3"})
+    given = make_config("d", "r", device="auto", precision="auto", compile="auto", threads=5)
+    assert merge_on_resume(given, saved) == saved.replace(device="cuda", threads=5)
+
+
 def test_what_was_asked_for_once_is_not_asked_for_again():
     saved = make_config("d", "r", stop_at=5, max_minutes=1.0, overwrite=True)
     merged = merge_on_resume(make_config("d", "r", resume=True), saved)

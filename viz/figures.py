@@ -3,6 +3,8 @@ drawn.
 """
 
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +37,17 @@ def _save(figure, path: Path) -> None:
     import matplotlib
 
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    dateless = {"Date": None} if path.suffix == ".svg" else None
+    salt = {"svg.hashsalt": "glassgpt"}
     try:
-        with matplotlib.rc_context({"svg.hashsalt": "glassgpt"}):
-            figure.savefig(
-                temporary, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None
+        with warnings.catch_warnings(record=True) as caught, matplotlib.rc_context(salt):
+            warnings.simplefilter("always")
+            figure.savefig(temporary, dpi=160, metadata=dateless)
+        if lacking := {str(each.message) for each in caught if "Glyph" in str(each.message)}:
+            print(
+                f"note: the font of {path.name} lacks {len(lacking)} of its characters: "
+                "they are drawn as boxes",
+                file=sys.stderr,
             )
         os.replace(temporary, path)
     finally:
