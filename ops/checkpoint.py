@@ -19,6 +19,7 @@ from model.attention import Attend
 from model.fast_attention import fast_attention
 from model.gpt import GPT
 from ops.distributed import gather, is_first
+from ops.fitting import check_sizes, cut_positions, differing_fields, fields_text, other_meaning
 from ops.integrity import ChecksumWriter, check_whole
 
 VERSION = 1
@@ -207,8 +208,7 @@ def check_fields(state: dict[Any, Any], origin: str | Path) -> None:
     for name, hint in hints.items():
         value = state[name]
         kind = get_origin(hint) or hint
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if not fits or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool):
             found = type(value).__name__
             raise UserError(f"{origin} is no checkpoint: {name} is a {found}, not {kind.__name__}")
     if not 0 <= state["step"] < 2**63:
@@ -216,6 +216,8 @@ def check_fields(state: dict[Any, Any], origin: str | Path) -> None:
     for name, weights in state["model"].items():
         if not (isinstance(name, str) and isinstance(weights, Tensor) and _is_plain(weights)):
             raise UserError(f"{origin} is no checkpoint: {str(name)[:60]!r} holds no weights")
+    if not all(type(count) is int for count in state["counters"].values()):
+        raise UserError(f"{origin} is no checkpoint: its counters are no whole numbers")
 
 
 def _is_plain(weights: Tensor) -> bool:
@@ -285,16 +287,26 @@ def what_is_read(run: str | Path, checkpoint: Checkpoint) -> str:
     return f"reading {path}: step {checkpoint.step:,}, {known}"
 
 
-def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | Path) -> None:
-    """Copy a checkpoint's weights into a model of the same shape.
+def load_weights(model: GPT, checkpoint: Checkpoint, origin: str | Path) -> list[str]:
+    """Copy a checkpoint's weights into a model of the same shape, or of a shorter context. Returns
+    a line for what is not as it was there.
 
-    Raises UserError, with the first difference, where it is another.
+    Raises UserError, naming the fields that differ, where it is another.
     """
-    try:
-        model.load_state_dict(checkpoint.model)
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[1 if isinstance(error, RuntimeError) else 0].strip()[:200]
-        raise UserError(f"the weights in {origin} don't fit this model: {reason}") from None
+    theirs = Config.from_dict(checkpoint.config).model
+    weights, theirs, notes = cut_positions(checkpoint.model, theirs, model.config)
+    found = weights.get("embed.weight")
+    n_row = len(found) if found is not None and found.ndim else 0
+    differing = differing_fields(theirs, model.config, (n_row, model.vocab_size))
+    reason = fields_text(differing)
+    if not differing:
+        try:
+            check_sizes(model.config, model.vocab_size, weights)
+            model.load_state_dict(weights)
+            return notes + other_meaning(theirs, model.config, origin)
+        except ValueError as error:
+            reason = str(error)
+    raise UserError(f"the weights in {origin} don't fit this model: {reason}")
 
 
 def open_run(
@@ -305,7 +317,16 @@ def open_run(
     """
     path = find(run)
     checkpoint = load(path)
-    tokenizer = load_tokenizer(checkpoint.tokenizer)
-    model = GPT(Config.from_dict(checkpoint.config).model, tokenizer.vocab_size, attend)
+    try:
+        tokenizer = load_tokenizer(checkpoint.tokenizer)
+        config = Config.from_dict(checkpoint.config).model
+    except UserError as error:
+        found = str(error).removesuffix(": prepare the corpus again")
+        raise UserError(f"{path} is no whole checkpoint: {found}") from None
+    try:
+        check_sizes(config, tokenizer.vocab_size, checkpoint.model)
+    except ValueError as error:
+        raise UserError(f"{path} doesn't fit together: {error}") from None
+    model = GPT(config, tokenizer.vocab_size, attend)
     load_weights(model, checkpoint, path)
     return model.to(device).eval(), tokenizer, checkpoint

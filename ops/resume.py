@@ -66,13 +66,14 @@ def resume_notes(config: Config, checkpoint: Checkpoint) -> list[str]:
 
 def initial_weights(
     model: GPT, config: Config, dataset: Dataset, checkpoint: Checkpoint | None
-) -> None:
+) -> list[str]:
     """Put weights into `model`: those of the checkpoint to go on from, else those of --init-from,
-    else none. Raises UserError where they are of another tokenizer or shape.
+    else none. Returns a line for what is not as it was there. Raises UserError where they are of
+    another tokenizer or shape.
     """
     if checkpoint:
-        load_weights(model, checkpoint, config.run.out)
-    elif config.run.init_from:
+        return load_weights(model, checkpoint, config.run.out)
+    if config.run.init_from:
         source = find(config.run.init_from)
         other = load(source)
         if other.tokenizer != dataset.tokenizer_spec:
@@ -80,4 +81,5 @@ def initial_weights(
                 f"{source} was trained with another tokenizer than {dataset.folder} has: "
                 "prepare the data with that one"
             )
-        load_weights(model, other, source)
+        return load_weights(model, other, source)
+    return []
