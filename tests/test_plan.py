@@ -398,7 +398,13 @@ def test_report(monkeypatch, tmp_path):
     assert "time        not measured: the run takes more memory than there is" in report(config)
 
 
-def test_a_plan_that_does_not_fit_names_what_would_and_is_timed(monkeypatch):
+@pytest.fixture
+def no_dials(monkeypatch):
+    """Activations under other options, which take seconds to count, are left out of the plan."""
+    monkeypatch.setattr(sys.modules["ops.plan.report"], "_activation_lines", lambda plan: [])
+
+
+def test_a_plan_that_does_not_fit_names_what_would_and_is_timed(monkeypatch, no_dials):
     """By the largest micro-batch that fits: four sequences of twelve."""
     config = small(micro_batch_size=12)
     peaks = {n: make_plan(config.replace(micro_batch_size=n), 50_257).peak for n in (4, 6, 12)}
@@ -412,12 +418,6 @@ def test_a_plan_that_does_not_fit_names_what_would_and_is_timed(monkeypatch):
     assert "(timed with 4 sequences at once)" in text
     assert f"{peaks[12] / 2**20:,.0f} MiB in each process at its worst moment" in text
     assert "more memory than there is" not in text
-
-
-@pytest.fixture
-def no_dials(monkeypatch):
-    """Activations under other options, which take seconds to count, are left out of the plan."""
-    monkeypatch.setattr(sys.modules["ops.plan.report"], "_activation_lines", lambda plan: [])
 
 
 def test_room_in_words(no_dials):
