@@ -148,7 +148,7 @@ def load(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if not path.is_file():
-        found = ": that is a folder" if path.is_dir() else ""
+        found = f": that is a folder{_way_out(path)}" if path.is_dir() else ""
         raise UserError(f"there is no checkpoint {path}{found}")
     try:
         checkpoint, is_sealed = _read(path)
