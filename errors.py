@@ -29,12 +29,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     A closed pipe (`... | head`) ends quietly, as a Unix filter does. Any other exception is a fault
     of the program or of the machine: its traceback is printed and Python exits with code 1.
     """
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # text in any alphabet is printed even where the locale is "C"
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+    _open_standard_streams()
     try:
         code = main()
         sys.stdout.flush()
@@ -45,8 +40,23 @@ def run_command(main: Callable[[], int | None]) -> None:
         print("interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes stdout once more at exit
+        # Python flushes stdout once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     sys.exit(code or 0)
+
+
+def _open_standard_streams() -> None:
+    """Have all three streams there, and print text in any alphabet even where the locale is "C".
+
+    One that was closed by whoever started the command (`2>&-`) leads nowhere from here on. Left
+    closed, its number would be given to the next file opened, and what a library prints would be
+    written into that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (kept to the end)
+            setattr(sys, name, nowhere)
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")

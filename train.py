@@ -11,7 +11,8 @@ import dataclasses
 import sys
 
 from errors import MachineError, run_command
-from ops.command_line import check_data, list_presets, parse
+from ops.command_line import list_presets, parse
+from ops.streams import outlive_readers
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
 
         print(report(config))
         return 0
-    check_data(config)
+    outlive_readers()
     try:
         return train(config)
     except (RuntimeError, MemoryError, OSError) as error:
@@ -88,7 +89,8 @@ def evaluate(session, trainer) -> bool:
         losses, sample = trainer.evaluate()
         if run.probe_tokens and session.processes.is_main and not session.processes.is_sharded:
             text = session.dataset.tokens["val"][: run.probe_tokens].tolist()
-            save_probe(session.folder / "attention", state.step, trainer.model, text)
+            with session.log.dispensable(f"the snapshot of attention at step {state.step:,}"):
+                save_probe(session.folder / "attention", state.step, trainer.model, text)
         is_best = state.record(losses["val_loss"])
         session.log.evaluation(state.step, losses, sample, is_best)
     return is_best

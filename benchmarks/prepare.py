@@ -24,12 +24,12 @@ from data.tokenizer import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
-    cpu_cores,
     load_gpt2,
     safe_chunks,
     train_bpe,
 )
 from errors import UserError
+from machine import usable_cpus
 
 
 def write_text(path: Path, n_bytes: int, source: str) -> None:
@@ -77,7 +77,7 @@ def tiktokens_own(tokenizer: BPETokenizer, text: Path) -> float:
     whole = text.read_text(encoding="utf-8")
     documents = [whole[i : i + (1 << 17)] for i in range(0, len(whole), 1 << 17)]
     began = time.perf_counter()
-    tokenizer._encoding.encode_ordinary_batch(documents, num_threads=cpu_cores())
+    tokenizer._encoding.encode_ordinary_batch(documents, num_threads=usable_cpus())
     return text.stat().st_size / (time.perf_counter() - began)
 
 
@@ -157,7 +157,7 @@ def main() -> None:
             )
             record.append({"tokenizer": kind, **rates})
     notes = (
-        f"{cpu_cores()} cores. A plain flushed write here: {disk / 1e6:,.0f} MB/s; "
+        f"{usable_cpus()} cores. A plain flushed write here: {disk / 1e6:,.0f} MB/s; "
         "byte and char write two bytes a character."
     )
     publish(arguments.out, {"Preparing": rows}, {"rates": record, "disk": disk / 1e6}, notes)

@@ -112,7 +112,7 @@ class RunConfig:
     deterministic: bool = False
     """On CUDA, take kernels that repeat bit for bit, though slower; on CPU that is so always."""
     threads: int = 0
-    """CPU threads; 0: as many as torch takes."""
+    """CPU threads; 0: as many as torch takes, on this machine, within a container's quota."""
     eval_every: int = 250
     """Steps between evaluations; the last step is always evaluated. 0: only the last."""
     eval_batches: int = 20

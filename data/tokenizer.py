@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import codecs
 import http.client
-import os
 import re
 import urllib.request
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ import numpy as np
 
 from data.names import TOKENIZERS
 from errors import UserError
+from machine import usable_cpus
 
 FORMAT = 1  # of a spec
 SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
@@ -252,7 +252,7 @@ class BPETokenizer(Tokenizer):
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        n = cpu_cores()
+        n = usable_cpus()
         shares = [texts[i::n] for i in range(n)]
         ids = [np.empty(0)] * len(texts)
         with ThreadPoolExecutor(n) as pool:  # tiktoken lets go of the interpreter's lock
@@ -263,13 +263,6 @@ class BPETokenizer(Tokenizer):
     def spec(self) -> dict:
         tokens = " ".join(base64.b64encode(token).decode() for token in self.pieces)
         return {"format": FORMAT, "kind": self.kind, "pattern": self.pattern, "tokens": tokens}
-
-
-def cpu_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def load_tokenizer(spec: dict) -> Tokenizer:

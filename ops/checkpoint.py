@@ -1,5 +1,6 @@
 """The state of a run as one file: whole or absent, and safe to open whoever made it."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -89,12 +90,19 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         raise OSError(f"{path} can't be written: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
-    if hasattr(
-        os, "O_DIRECTORY"
-    ):  # the rename itself reaches the disk too (there is no such call on Windows)
-        folder = os.open(path.parent, os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have a rename reach the disk too, where the system can do that: Windows has no such call, and
+    some network file systems refuse it. The file itself is whole on the disk already.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        descriptor = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Saver:

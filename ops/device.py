@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 import platform
 import sys
@@ -11,6 +10,7 @@ import torch
 
 from configs import Config, RunConfig
 from errors import UserError
+from machine import usable_cpus
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_PAYS_AFTER = 1000
@@ -49,20 +49,39 @@ def best_precision(device: str) -> str:
     return "float32"
 
 
+def has_device(device: str) -> bool:
+    """Whether the device named is on this machine."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        return torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count()
+    return kind == "cpu" or torch.backends.mps.is_available()
+
+
 def resolve_device(device: str) -> str:
     """`auto` as a concrete device. Raises UserError where the device named isn't there."""
     if device == "auto":
         return best_device()
-    if device.startswith("cuda"):
-        count = torch.cuda.device_count()
-        if not torch.cuda.is_available() or int(device.partition(":")[2] or 0) >= count:
-            raise UserError(
-                f"device is {device}, but torch {torch.__version__} finds {count} CUDA devices: "
-                "use --device auto or cpu"
-            )
-    if device == "mps" and not torch.backends.mps.is_available():
+    if has_device(device):
+        return device
+    if device == "mps":
         raise UserError("device is mps, but this torch finds none: use --device auto or cpu")
-    return device
+    raise UserError(
+        f"device is {device}, but torch {torch.__version__} finds {torch.cuda.device_count()} "
+        "CUDA devices: use --device auto or cpu"
+    )
+
+
+def default_threads() -> int:
+    """CPU threads of this process: as many as torch takes, within a container's quota.
+
+    torchrun sets OMP_NUM_THREADS to 1 where the user has set nothing. There the processes of this
+    machine share its CPUs instead.
+    """
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    if not by_torchrun:
+        return min(torch.get_num_threads(), usable_cpus())
+    neighbours = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, usable_cpus() // max(1, int(neighbours) if neighbours.isdecimal() else 1))
 
 
 def resolve(config: Config) -> Config:
@@ -79,12 +98,11 @@ def resolve(config: Config) -> Config:
         )
     pays = device.startswith("cuda") and config.optim.max_steps >= COMPILE_PAYS_AFTER
     compiled = ("on" if pays else "off") if run.compile == "auto" else run.compile
-    threads = run.threads or torch.get_num_threads()
-    return dataclasses.replace(
-        config,
-        run=dataclasses.replace(
-            run, device=device, precision=precision, compile=compiled, threads=threads
-        ),
+    return config.replace(
+        device=device,
+        precision=precision,
+        compile=compiled,
+        threads=run.threads or default_threads(),
     )
 
 
@@ -97,18 +115,15 @@ def set_up(run: RunConfig) -> None:
     deterministic = run.device == "cpu" or run.deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only so
-    torch.use_deterministic_algorithms(
-        deterministic
-    )  # compiled runs don't repeat without it, on CPU either
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # nothing here reads memory before writing it
-    )
+    # Compiled runs don't repeat without it, on CPU either.
+    torch.use_deterministic_algorithms(deterministic)
+    # Nothing here reads memory before writing it.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if run.device == "cpu":
         keep_freed_memory()
     else:
-        torch.set_float32_matmul_precision(
-            "high"
-        )  # TF32 for the float32 products that autocast leaves
+        # TF32 for the float32 products that autocast leaves.
+        torch.set_float32_matmul_precision("high")
 
 
 def keep_freed_memory() -> None:
@@ -117,14 +132,13 @@ def keep_freed_memory() -> None:
     It would give it back to the system, and getting fresh pages takes 7 % of a default step's time.
     Who has set one of the two thresholds in the environment is left to it.
     """
-    mmap_threshold, trim_threshold = -3, -1  # mallopt's numbers for them, malloc.h
-    if (
-        sys.platform == "linux"
-        and not {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
-    ):
-        mallopt = getattr(
-            ctypes.CDLL(None), "mallopt", lambda *_: None
-        )  # other C libraries have none
+    already_set = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
+    if sys.platform != "linux" or already_set:
+        return
+    mmap_threshold = -3  # mallopt's number for it, malloc.h
+    trim_threshold = -1
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
         mallopt(mmap_threshold, 32 << 20)  # the highest that glibc would raise it to by itself
         mallopt(trim_threshold, 256 << 20)
 

@@ -68,11 +68,9 @@ class Processes:
 
         FSDP2 does so with each, as unsharded gradients are what it is there to avoid.
         """
-        return (
-            model.no_sync()
-            if self.count > 1 and not self.is_sharded and not is_last
-            else contextlib.nullcontext()
-        )
+        if self.count > 1 and not self.is_sharded and not is_last:
+            return model.no_sync()
+        return contextlib.nullcontext()
 
     def sum(self, *numbers: float | Tensor, device: str = "cpu") -> list[float]:
         """Each number summed over the processes."""
@@ -90,26 +88,54 @@ class Processes:
             dist.barrier()
 
 
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The environment variables through which torchrun announces a group; all of them are needed."""
+
+
+def announced() -> tuple[int, int]:
+    """This process's rank and the count of processes, as torchrun has announced them; (0, 1) where
+    nothing, or not everything that is needed, is announced.
+    """
+    rank, count, address, port = (os.environ.get(name, "") for name in NEEDED)
+    if not (rank.isdecimal() and count.isdecimal() and port.isdecimal() and address):
+        return 0, 1
+    return (int(rank), int(count)) if int(rank) < int(count) else (0, 1)
+
+
+def half_announced() -> str | None:
+    """A line where the environment names a group of processes but not all that is needed to join
+    it, so that this process goes on alone.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count == "1" or announced()[1] > 1:
+        return None
+    found = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in NEEDED)
+    return f"note: going on as one process ({found}); torchrun sets all of these"
+
+
 def world_size() -> int:
     """Processes that torchrun has started for this run; 1 where there is no torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return announced()[1]
 
 
 def is_first() -> bool:
     """Whether this is the process that writes, as torchrun has numbered them."""
-    return os.environ.get("RANK", "0") == "0"
+    return announced()[0] == 0
 
 
-def start(config: Config) -> Processes:
-    """Join the group that torchrun has announced in the environment; without one, a single process
-    needs no group.
+def local_rank() -> int:
+    """This process's number on its machine."""
+    number = os.environ.get("LOCAL_RANK", "")
+    return int(number) if number.isdecimal() else 0
 
-    `config` is resolved. Raises UserError where the configuration can't be shared among the
-    processes.
+
+def check(config: Config) -> None:
+    """Raise UserError where a resolved configuration can't be shared among the processes there
+    are.
     """
-    count, optim, run = world_size(), config.optim, config.run
-    if count == 1:
-        return Processes(strategy=run.strategy)
+    optim, run = config.optim, config.run
+    if world_size() == 1:
+        return
     if run.strategy == "fsdp" and optim.optimizer == "muon":
         raise UserError(
             "muon needs whole matrices, which fsdp does not keep in one process: "
@@ -120,23 +146,27 @@ def start(config: Config) -> Processes:
             "float16's gradient scaler does not work with fsdp: "
             "use --precision bfloat16 or --strategy ddp"
         )
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if run.device.startswith("cuda"):
-        if local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"{local_rank + 1} processes or more on a machine with "
-                f"{torch.cuda.device_count()} GPUs"
-            )
-        torch.cuda.set_device(local_rank)
-    store, rank, _ = next(dist.rendezvous("env://"))
-    attempt = os.environ.get(
-        "TORCHELASTIC_RESTART_COUNT", "0"
-    )  # torchrun keeps its store over a restart: set the old addresses apart
-    backend = "nccl" if run.device.startswith("cuda") else "gloo"
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(attempt, store), rank=rank, world_size=count
-    )
-    return Processes(dist.get_rank(), count, local_rank, run.strategy)
+    if run.device.startswith("cuda") and local_rank() >= torch.cuda.device_count():
+        raise UserError(
+            f"{local_rank() + 1} processes or more on a machine with "
+            f"{torch.cuda.device_count()} GPUs"
+        )
+
+
+def start(config: Config, store: dist.Store | None) -> Processes:
+    """Join the group of the processes that have met at `store`; a single process needs none.
+
+    `config` is resolved.
+    """
+    rank, count = announced()
+    if store is None:
+        return Processes(strategy=config.run.strategy)
+    on_cuda = config.run.device.startswith("cuda")
+    if on_cuda:
+        torch.cuda.set_device(local_rank())
+    backend = "nccl" if on_cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    return Processes(rank, count, local_rank(), config.run.strategy)
 
 
 def leave(code: int) -> int:

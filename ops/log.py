@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+import machine
 from configs import Config
 
 PHASES = ("data", "forward", "backward", "optimizer", "evaluate", "save")
@@ -172,6 +173,15 @@ class RunLog:
             with open(self.folder / "samples.txt", "a", encoding="utf-8") as file:
                 file.write(sample_entry(step, sample))
 
+    @contextlib.contextmanager
+    def dispensable(self, what: str) -> Iterator[None]:
+        """What is done inside may fail: then a line says that `what` is left out, and why."""
+        try:
+            yield
+        except Exception as error:  # whatever goes wrong, training matters more
+            reason = (str(error).strip() or "no reason given").splitlines()[0][:120]
+            self.say(f"warning: {what} is left out ({type(error).__name__}: {reason})")
+
     def close(self) -> None:
         """Finish the progress line, the file and the tracker."""
         self.bar.close()
@@ -215,14 +225,7 @@ def peak_memory() -> int:
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() >> 20
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux; getrusage would count the parent's memory in
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) >> 10
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20  # macOS counts bytes
+    return machine.peak_memory() >> 20
 
 
 def plot_losses(folder: Path) -> None:

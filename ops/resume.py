@@ -4,11 +4,12 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from configs import Config
+from configs import Config, RunConfig
 from data.dataset import Dataset
 from errors import UserError
 from model.gpt import GPT
 from ops.checkpoint import LATEST, Checkpoint, find, load, load_weights
+from ops.device import best_device, has_device
 from training.optimizer import learning_rate
 
 FREE_ON_RESUME = {
@@ -20,8 +21,12 @@ FREE_ON_RESUME = {
 """Fields that leave a step's mathematics alone; any other must be the same when a run goes on."""
 
 
-SAME_BUT_FOR_ROUNDING = {"device", "threads", "compile", "attention", "deterministic"}
-"""Fields that may change when a run goes on, at the price of the last bits."""
+SAME_BUT_FOR_ROUNDING = {
+    *("device", "precision", "threads", "compile", "attention", "deterministic"),
+}
+"""Fields that may change when a run goes on, at the price of the last bits (of more of them where
+it is the precision).
+"""
 
 
 def merge_on_resume(given: Config, saved: Config, step: int | None = None) -> Config:
@@ -34,8 +39,7 @@ def merge_on_resume(given: Config, saved: Config, step: int | None = None) -> Co
         changes = {}
         for name in (f.name for f in dataclasses.fields(new)):
             value, before = getattr(new, name), getattr(old, name)
-            automatic = value == "auto" or (name == "threads" and value == 0)
-            if value == before or automatic:
+            if value in (before, "auto"):
                 continue
             if name == "max_steps":
                 check_new_end(given, saved, step)
@@ -51,6 +55,7 @@ def merge_on_resume(given: Config, saved: Config, step: int | None = None) -> Co
             f"max_steps is {merged['optim'].max_steps:,}, but the run to resume has made {step:,} "
             "steps: give at least as many"
         )
+    merged["run"] = _where_it_goes_on(given.run, merged["run"], saved.run)
     return Config(**merged)
 
 
@@ -86,6 +91,20 @@ def further_command(given: Config, saved: Config, steps: int) -> str:
     return shlex.join(map(str, [*words, "--max-steps", steps]))
 
 
+def _where_it_goes_on(given: RunConfig, merged: RunConfig, saved: RunConfig) -> RunConfig:
+    """The run section for this machine. `auto` keeps what the run has had, as long as there is such
+    a device; on another kind of device, precision and compiling are chosen anew. So are threads, by
+    0, on every machine.
+    """
+    device = merged.device
+    if given.device == "auto" and not has_device(device):
+        device = best_device()
+    changes = {"device": device, "threads": given.threads}
+    if device.partition(":")[0] != saved.device.partition(":")[0]:
+        changes |= {"precision": given.precision, "compile": given.compile}
+    return dataclasses.replace(merged, **changes)
+
+
 def resume_notes(config: Config, checkpoint: Checkpoint) -> list[str]:
     """A line for each changed field that keeps a resumed run from being bit for bit the undisturbed
     one.
@@ -94,14 +113,17 @@ def resume_notes(config: Config, checkpoint: Checkpoint) -> list[str]:
     if config.optim.max_steps != before.optim.max_steps:
         ends = f"{before.optim.max_steps:,} to {config.optim.max_steps:,}"
         notes.append(f"note     max_steps changed since the checkpoint from {ends}")
-    changed = [
-        name
+    changed = {
+        name: f"{name} {getattr(before.run, name)}, now {getattr(config.run, name)}"
         for name in sorted(SAME_BUT_FOR_ROUNDING)
         if getattr(config.run, name) != getattr(before.run, name)
-    ]
+    }
     what = "the same run but for rounding"
     if changed:
-        notes.append(f"note     {', '.join(changed)} changed since the checkpoint: {what}")
+        notes.append(
+            f"note     {', '.join(changed)} changed since the checkpoint: {what} "
+            f"({'; '.join(changed.values())})"
+        )
     if config.optim.micro_batch_size != before.optim.micro_batch_size:
         if config.model.dropout:
             what = "other dropout masks of the same law from here on"

@@ -6,6 +6,8 @@ same whatever the model is.
 
 import contextlib
 import math
+import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,13 @@ from data.tokenizer import load_tokenizer
 from errors import MachineError
 from model.gpt import GPT
 from ops import distributed
-from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, snapshot
+from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
+from ops.command_line import check_data
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, resolve, set_up
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
+from ops.meeting import Meeting
 from ops.messages import farewell, not_finite, opening_lines
 from ops.plan import warn_at_start
 from ops.resume import initial_weights, resume_notes
@@ -60,15 +64,24 @@ class Session:
 
     def _open(self, config: Config) -> None:
         """Decide everything that is known before there is a model."""
-        self.dataset = Dataset(config.data.data)
-        if distributed.is_first():
-            self.lock.take(may_create=False)
-        self.folder, config, checkpoint = open_folder(config, self.dataset)
-        self.config = config = resolve(config)
-        optim, run = config.optim, config.run
-        self.dataset.check_context(config.model.context_length)
+        optim = config.optim
         share_batch(optim.batch_size, optim.micro_batch_size, n_process=distributed.world_size())
-        self.processes = distributed.start(config)
+        if note := distributed.half_announced():
+            print(note, file=sys.stderr)
+        with Meeting() as meeting:
+            check_data(config)
+            self.dataset = Dataset(config.data.data)
+            if distributed.is_first():
+                self.lock.take(may_create=False)
+            self.folder, config, checkpoint = open_folder(config, self.dataset)
+            self.config = config = resolve(config)
+            self.dataset.check_context(config.model.context_length)
+            distributed.check(config)
+            if config.run.init_from and not checkpoint:
+                find(config.run.init_from)
+            meeting.tell(**what_must_agree(config, self.dataset, checkpoint))
+        self.processes = distributed.start(config, meeting.store)
+        optim, run = config.optim, config.run
         self.share = share_batch(
             optim.batch_size, optim.micro_batch_size, self.processes.rank, self.processes.count
         )
@@ -100,7 +113,8 @@ class Session:
         if checkpoint is None:
             return State()
         restore_moments(optimizers, checkpoint.optimizer, self.folder)
-        scaler.load_state_dict(checkpoint.scaler)
+        if checkpoint.scaler and scaler.is_enabled():
+            scaler.load_state_dict(checkpoint.scaler)
         since_best = checkpoint.counters.get("since_best", 0)
         return State(checkpoint.step, checkpoint.best_val_loss, since_best)
 
@@ -201,6 +215,21 @@ class Session:
         code.
         """
         if self.processes.is_main:
-            plot_losses(self.folder)
+            with self.log.dispensable("loss.png"):
+                plot_losses(self.folder)
             print(farewell(self, state, reason))
         return distributed.leave(self.stop.exit_code)
+
+
+def what_must_agree(
+    config: Config, dataset: Dataset, checkpoint: Checkpoint | None
+) -> dict[str, Any]:
+    """What every process of a run must see alike, by name. `config` is resolved."""
+    plain = config.to_dict()
+    options = {name: value for section in plain.values() for name, value in section.items()}
+    del options["threads"]
+    options["device"] = config.run.device.partition(":")[0]  # each may have a number of its own
+    # A folder may be called otherwise on another machine, as long as it holds the same.
+    del options["data"]
+    at = f"of step {checkpoint.step:,}" if checkpoint else "none"
+    return {"data": dataset.fingerprint[:12], "checkpoint": at, **options}

@@ -267,11 +267,18 @@ def test_bad_combinations_leave_no_folder(tmp_path, options, words):
     assert not (tmp_path / "r").exists()
 
 
+def announce(monkeypatch, count):
+    """What torchrun sets for the first of `count` processes."""
+    place = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (place | {"WORLD_SIZE": str(count)}).items():
+        monkeypatch.setenv(name, value)
+
+
 def test_processes_that_do_not_divide_the_batch(tmp_path, monkeypatch):
     """Refused before any process waits for another."""
     data = write_corpus(tmp_path / "d", nonsense())
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: pytest.fail("waited"))
+    announce(monkeypatch, count=3)
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_: pytest.fail("waited"))
     for batch_size, micro in ((4, 0), (8, 2), (6, 3)):
         words = f"batch_size {batch_size} does not divide among 3 processes"
         with pytest.raises(UserError, match=words):
@@ -289,9 +296,9 @@ def test_processes_that_do_not_divide_the_batch(tmp_path, monkeypatch):
     ],
 )
 def test_what_fsdp_does_not_do(monkeypatch, options, words):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    announce(monkeypatch, count=2)
     with pytest.raises(UserError, match=words):
-        distributed.start(make_config("d", "r", strategy="fsdp", **options))
+        distributed.check(make_config("d", "r", strategy="fsdp", **options))
 
 
 # --- a run's own config.json ---

@@ -335,6 +335,7 @@ import re, resource, sys
 sys.path.insert(0, "tests")
 import torch
 from model.gpt import GPT
+from machine import STATUS, table_bytes
 from ops.plan import limits, out_of_memory_advice
 from test_plan import small
 from training.loss import cross_entropy
@@ -345,7 +346,7 @@ def step(rows):
     cross_entropy(GPT(config.model, 50)(tokens), tokens).backward()
 limits.baseline()
 step(1)
-addresses = limits._kibibytes("/proc/self/status", "VmSize") + (600 << 20)
+addresses = table_bytes(STATUS, "VmSize") + (600 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
 try:
     step(128)

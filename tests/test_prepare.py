@@ -212,7 +212,7 @@ def test_tokens_do_not_depend_on_batches_or_cores(tokenizer, tmp_path, monkeypat
         monkeypatch.setattr(prepare_module, "BATCH", batch)
         monkeypatch.setattr("data.documents.CHUNK_BYTES", chunk)
         monkeypatch.setattr("data.tokenizer.CHUNK_CHARACTERS", 300)
-        monkeypatch.setattr("data.tokenizer.cpu_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("data.tokenizer.usable_cpus", lambda cores=cores: cores)
         out = tmp_path / str(chunk)
         size = 400 if tokenizer == "bpe" else 4096
         prepare_module.prepare(

@@ -59,7 +59,7 @@ def test_functions_stay_small():
 
 def modules():
     """Name -> path of every module of the project."""
-    paths = [ROOT / name for name in (*COMMANDS, "errors.py")]
+    paths = [ROOT / name for name in (*COMMANDS, "errors.py", "machine.py")]
     paths += [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     named = {}
     for path in paths:

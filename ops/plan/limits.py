@@ -2,10 +2,11 @@
 
 import contextlib
 import functools
-from pathlib import Path
 
 import torch
 from torch import nn
+
+from machine import MEMORY, STATUS, group_memory, table_bytes
 
 FITS = 0.7
 """Share of a memory limit that an estimate may fill: the allocator's gaps have been seen to add a
@@ -15,11 +16,6 @@ THREADS = 2 * (64 + 8) << 20
 """Bytes of addresses for arena and stack of two threads that training starts: autograd's and the
 one that saves.
 """
-CONTROL_GROUP = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where Linux writes the control group's limit: version 2, version 1."""
 
 
 @functools.cache
@@ -32,19 +28,9 @@ def baseline() -> tuple[int, int]:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             layer(torch.randn(8, 8)).float().sum().backward()
     torch.optim.AdamW(layer.parameters(), fused=True).step()
-    resident = _kibibytes("/proc/self/status", "VmRSS")
-    addresses = _kibibytes("/proc/self/status", "VmSize")
+    resident = table_bytes(STATUS, "VmRSS")
+    addresses = table_bytes(STATUS, "VmSize")
     return resident or 320 << 20, addresses  # Linux's figure, where another system tells none
-
-
-def _kibibytes(path: str, name: str) -> int:
-    """A line `name: 123 kB` of one of Linux's tables, in bytes; 0 where there is none."""
-    if not Path(path).exists():
-        return 0
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def memory_limit(device: str) -> int:
@@ -57,13 +43,11 @@ def memory_limit(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     limits = []
-    if available := _kibibytes("/proc/meminfo", "MemAvailable"):
-        limits.append(available + _kibibytes("/proc/self/status", "VmRSS"))
-    for path in CONTROL_GROUP:
-        text = path.read_text().strip() if path.exists() else ""
-        if text.isdigit():  # version 2 says "max" where there is no limit
-            limits.append(int(text))
-    with contextlib.suppress(ImportError):  # Windows
+    if available := table_bytes(MEMORY, "MemAvailable"):
+        limits.append(available + table_bytes(STATUS, "VmRSS"))
+    if of_group := group_memory():
+        limits.append(of_group)
+    with contextlib.suppress(ImportError, OSError):  # Windows has no such module
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
