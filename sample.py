@@ -13,6 +13,7 @@ import tyro
 from data.prompts import TextRow, empty_prompt, read_prompts
 from errors import run_command
 from model.sampling import Sampling
+from ops.other_names import SAMPLING, refuse_other_names
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Options:
 
 
 def main() -> int:
+    refuse_other_names(sys.argv[1:], SAMPLING)
     options = tyro.cli(Options, prog="sample.py", config=(tyro.conf.OmitArgPrefixes,))
     prompts = read_prompts(options.prompt, options.prompt_file, options.prompts_file)
     prompts = [prompt for prompt in prompts for _ in range(options.num_samples)]

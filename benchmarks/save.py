@@ -1,5 +1,5 @@
-"""What a checkpoint costs at about 100 million parameters: the wait (a copy in memory), and the
-writing behind training's back.
+"""What a checkpoint costs at about 100 million parameters: the wait (a copy in memory), the writing
+behind training's back, and, when it is read, the check that it is whole.
 
 python -m benchmarks.save --folder .
 """
@@ -18,6 +18,7 @@ from configs import Config, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
 from ops.checkpoint import Checkpoint, Saver, snapshot
+from ops.integrity import check_whole
 from training.optimizer import make_optimizers
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         parameter.grad = torch.zeros_like(parameter)
     for optimizer in optimizers:
         optimizer.step()
-    copies, writes = [], []
+    copies, writes, checks = [], [], []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for _ in range(arguments.rounds):
             began = time.perf_counter()
@@ -47,12 +48,16 @@ def main() -> None:
             )
             saver.wait()
             writes.append(time.perf_counter() - began - copies[-1])
+            began = time.perf_counter()
+            check_whole(Path(folder, "checkpoint.pt"))
+            checks.append(time.perf_counter() - began)
         size = Path(folder, "checkpoint.pt").stat().st_size
     row = {
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
         "file": f"{size / 1e6:,.0f} MB",
         "training waits": f"{statistics.median(copies):.2f} s",
         "written behind": f"{statistics.median(writes):.2f} s",
+        "checked when read": f"{statistics.median(checks):.2f} s",
     }
     print(describe_machine())
     print(markdown_table([row]))

@@ -217,7 +217,7 @@ class Config:
         )
         if unknown:
             raise UserError(
-                f"configuration: there is no section {sorted(unknown)[0]!r}; "
+                f"configuration: there is no section {sorted(map(repr, unknown))[0][:60]}; "
                 "there are model, data, optim and run"
             )
         sections = {}

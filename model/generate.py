@@ -110,7 +110,7 @@ def generate(
     limit = model.config.context_length
     keep = max(1, limit // 2)
     rows = [list(prompt) for prompt in prompts]
-    cache = KVCache(len(rows), limit)
+    cache = KVCache(len(rows), min(limit, max(map(len, rows)) + max_new_tokens))
     for _ in range(max_new_tokens):
         for index, row in enumerate(rows):
             if len(row) > limit:

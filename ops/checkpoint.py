@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import sys
 import threading
+import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from errors import MachineError, UserError
 from model.attention import Attend
 from model.fast_attention import fast_attention
 from model.gpt import GPT
-from ops.distributed import gather
+from ops.distributed import gather, is_first
+from ops.fitting import check_sizes, cut_positions, differing_fields, fields_text, other_meaning
+from ops.integrity import ChecksumWriter, check_whole
 
 VERSION = 1
 LATEST, BEST = "checkpoint.pt", "best.pt"
@@ -67,8 +71,8 @@ def snapshot(
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write to a temporary file beside `path`, flush it to the disk, and rename: at any instant
-    `path` is the old file or the new, whole.
+    """Write to a temporary file beside `path`, with a sum of its contents, flush it to the disk,
+    and rename: at any instant `path` is the old file or the new, whole.
 
     Raises OSError where it can't be written; the old file is then untouched and the temporary one
     gone.
@@ -76,7 +80,9 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save({f.name: getattr(checkpoint, f.name) for f in fields(checkpoint)}, file)
+            writer = ChecksumWriter(file)
+            torch.save({f.name: getattr(checkpoint, f.name) for f in fields(checkpoint)}, writer)
+            writer.seal()
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -141,38 +147,110 @@ class Saver:
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU. Its code is never run: `weights_only` admits tensors and
-    plain containers alone.
+    """Read a checkpoint onto the CPU, mapped into memory, once the file is known to be whole. Its
+    code is never run: `weights_only` admits tensors and plain containers alone.
 
-    Raises UserError where the file is missing, truncated, of another program or version, or would
-    run code.
+    Raises UserError where the file is missing, damaged, of another program or version, or would run
+    code; a whole checkpoint beside it is then named. One of an earlier version, which holds no sum
+    of its contents, is said to be one.
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}")
+        found = f": that is a folder{_way_out(path)}" if path.is_dir() else ""
+        raise UserError(f"there is no checkpoint {path}{found}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a damaged or hostile file can raise nearly anything
-        reason = (
-            str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        checkpoint, is_sealed = _read(path)
+    except UserError as error:
+        raise UserError(f"{error}{_way_out(path)}") from None
+    if not is_sealed and is_first():
+        print(
+            f"note: {path} is of an earlier version and holds no sum of its contents: "
+            "its parts were checked one by one",
+            file=sys.stderr,
         )
-        raise UserError(
-            f"{path} can't be read as a checkpoint: "
-            f"it is truncated, of another program, or unsafe ({reason})"
-        ) from None
+    return checkpoint
+
+
+def _read(path: Path) -> tuple[Checkpoint, bool]:
+    """A checkpoint, and whether its file holds a sum of its contents. Raises UserError."""
+    try:
+        is_sealed = check_whole(path)
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror})") from None
+    state = _unpack(path)
     version = state.get("version") if isinstance(state, dict) else None
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
+        found = " ".join(repr(version).split())[:40]
         raise UserError(
-            f"{path} is no checkpoint of this program (version {version!r}, this one reads "
-            f"{VERSION})"
+            f"{path} is no checkpoint of this program (version {found}, this one reads {VERSION})"
         )
-    wanted = {f.name for f in fields(Checkpoint)}
-    if state.keys() != wanted:
+    check_fields(state, path)
+    return Checkpoint(**state), is_sealed
+
+
+def _unpack(path: Path) -> Any:
+    """What torch finds in a file, mapped into memory. Raises UserError where it isn't plain."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # a hostile file can raise nearly anything; torch's words help no user
         raise UserError(
-            f"{path} is no whole checkpoint: it lacks {sorted(wanted - state.keys())} and has "
-            f"{sorted(state.keys() - wanted)}"
+            f"{path} can't be read as a checkpoint: it holds more than tensors, numbers and text, "
+            "and so is of another program, or unsafe"
+        ) from None
+
+
+def check_fields(state: dict[Any, Any], origin: str | Path) -> None:
+    """Raise UserError unless `state` has the fields of a Checkpoint, each of its type, and dense
+    tensors for weights: one that says it is larger than the memory behind it is refused.
+    """
+    hints = get_type_hints(Checkpoint)
+    if state.keys() != hints.keys():
+        lacks = sorted(hints.keys() - state.keys())
+        others = sorted(map(repr, state.keys() - hints.keys()))
+        raise UserError(
+            f"{origin} is no whole checkpoint: it lacks {lacks} and has "
+            f"[{', '.join(others)[:120]}] besides"
         )
-    return Checkpoint(**state)
+    for name, hint in hints.items():
+        value = state[name]
+        kind = get_origin(hint) or hint
+        if not isinstance(value, kind) or isinstance(value, bool):
+            found = type(value).__name__
+            raise UserError(f"{origin} is no checkpoint: {name} is a {found}, not {kind.__name__}")
+    if not 0 <= state["step"] < 2**63:
+        raise UserError(f"{origin} is no checkpoint: step is {str(state['step'])[:40]}")
+    for name, weights in state["model"].items():
+        if not (isinstance(name, str) and isinstance(weights, Tensor) and _is_plain(weights)):
+            raise UserError(f"{origin} is no checkpoint: {str(name)[:60]!r} holds no weights")
+    if not all(type(count) is int for count in state["counters"].values()):
+        raise UserError(f"{origin} is no checkpoint: its counters are no whole numbers")
+
+
+def _is_plain(weights: Tensor) -> bool:
+    """Whether a tensor is what it says: numbers in memory, one after the other."""
+    return (
+        weights.layout == torch.strided
+        and weights.device.type == "cpu"
+        and weights.is_floating_point()
+        and weights.is_contiguous()
+    )
+
+
+def _way_out(path: Path) -> str:
+    """What to do where `path` can't be read: the run's other checkpoint, if that is whole."""
+    other = {BEST: LATEST, LATEST: BEST}.get(path.name)
+    if other is None or not path.with_name(other).is_file():
+        return ""
+    try:
+        step = _read(path.with_name(other))[0].step
+    except UserError:
+        return f"\n{path.with_name(other)} can't be read either: fetch them again, or train anew"
+    return (
+        f"\n{path.with_name(other)} is whole (step {step:,}): move {path.name} away, "
+        "and the run's folder means that one"
+    )
 
 
 def find(run: str | Path) -> Path:
@@ -184,7 +262,7 @@ def find(run: str | Path) -> Path:
     run = Path(run)
     if run.is_dir():
         best, latest = run / BEST, run / LATEST
-        if best.exists() and latest.exists() and load(best).step == 0 < load(latest).step:
+        if best.exists() and latest.exists() and _step(best) == 0 < _step(latest):
             return latest
         for path in (best, latest):
             if path.exists():
@@ -195,6 +273,14 @@ def find(run: str | Path) -> Path:
     if not run.exists():
         raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
     return run
+
+
+def _step(path: Path) -> int:
+    """The step a checkpoint says it is of, unchecked; -1 where it can't be read."""
+    try:
+        return int(_unpack(path)["step"])
+    except (UserError, TypeError, KeyError, ValueError):
+        return -1
 
 
 def what_is_read(run: str | Path, checkpoint: Checkpoint) -> str:
@@ -209,16 +295,26 @@ def what_is_read(run: str | Path, checkpoint: Checkpoint) -> str:
     return f"reading {path}: step {checkpoint.step:,}, {known}"
 
 
-def load_weights(model: torch.nn.Module, checkpoint: Checkpoint, origin: str | Path) -> None:
-    """Copy a checkpoint's weights into a model of the same shape.
+def load_weights(model: GPT, checkpoint: Checkpoint, origin: str | Path) -> list[str]:
+    """Copy a checkpoint's weights into a model of the same shape, or of a shorter context. Returns
+    a line for what is not as it was there.
 
-    Raises UserError, with the first difference, where it is another.
+    Raises UserError, naming the fields that differ, where it is another.
     """
-    try:
-        model.load_state_dict(checkpoint.model)
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[1 if isinstance(error, RuntimeError) else 0].strip()[:200]
-        raise UserError(f"the weights in {origin} don't fit this model: {reason}") from None
+    theirs = Config.from_dict(checkpoint.config).model
+    weights, theirs, notes = cut_positions(checkpoint.model, theirs, model.config)
+    found = weights.get("embed.weight")
+    n_row = len(found) if found is not None and found.ndim else 0
+    differing = differing_fields(theirs, model.config, (n_row, model.vocab_size))
+    reason = fields_text(differing)
+    if not differing:
+        try:
+            check_sizes(model.config, model.vocab_size, weights)
+            model.load_state_dict(weights)
+            return notes + other_meaning(theirs, model.config, origin)
+        except ValueError as error:
+            reason = str(error)
+    raise UserError(f"the weights in {origin} don't fit this model: {reason}")
 
 
 def open_run(
@@ -229,7 +325,16 @@ def open_run(
     """
     path = find(run)
     checkpoint = load(path)
-    tokenizer = load_tokenizer(checkpoint.tokenizer)
-    model = GPT(Config.from_dict(checkpoint.config).model, tokenizer.vocab_size, attend)
+    try:
+        tokenizer = load_tokenizer(checkpoint.tokenizer)
+        config = Config.from_dict(checkpoint.config).model
+    except UserError as error:
+        found = str(error).removesuffix(": prepare the corpus again")
+        raise UserError(f"{path} is no whole checkpoint: {found}") from None
+    try:
+        check_sizes(config, tokenizer.vocab_size, checkpoint.model)
+    except ValueError as error:
+        raise UserError(f"{path} doesn't fit together: {error}") from None
+    model = GPT(config, tokenizer.vocab_size, attend)
     load_weights(model, checkpoint, path)
     return model.to(device).eval(), tokenizer, checkpoint

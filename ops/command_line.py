@@ -3,6 +3,7 @@
 Imports no torch, so that --help is instant.
 """
 
+import dataclasses
 import difflib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import tyro
 from configs import PRESETS, Config, read_config
 from data.names import CORPORA, TOKENIZERS
 from errors import UserError
+from ops.other_names import TRAINING, refuse_other_names, refuse_other_values
 
 
 def list_presets() -> str:
@@ -52,9 +54,13 @@ def parse(arguments: list[str]) -> Config | None:
     else:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
+        if name.startswith("-"):
+            hint = "a preset comes first, then its options; "
         raise UserError(
             f"there is no preset or config.json {name!r}: {hint}presets are {', '.join(PRESETS)}"
         )
+    refuse_other_names(rest, TRAINING)
+    refuse_other_values(rest, [type(getattr(config, f.name)) for f in dataclasses.fields(config)])
     flat = (tyro.conf.OmitArgPrefixes,)
     config = tyro.cli(
         Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat

@@ -6,6 +6,7 @@ from model.attention import Mask
 from model.fast_attention import holds_weights
 from model.gpt import GPT
 from ops.device import DTYPES, device_name
+from training.optimizer import learning_rate
 from training.state import State
 
 
@@ -37,8 +38,7 @@ def opening_lines(session, model: GPT) -> str:
         f"= {optim.max_steps * tokens_per_step:,} tokens = {epochs:.2f} epochs{going_on} "
         f"-> {run.out}",
     ]
-    if note := attention_note(config):
-        lines.append(note)
+    lines += [note for note in (attention_note(config), schedule_note(config)) if note]
     return "\n".join(lines + session.notes)
 
 
@@ -55,6 +55,19 @@ def attention_note(config: Config) -> str | None:
     else:
         why = f"in {run.precision} at context {shape.context_length}"
     return f"note     {why}, fast attention on a CPU holds the n^2 weights, as explicit does"
+
+
+def schedule_note(config: Config) -> str | None:
+    """A line where the warm-up outlasts the run, so that the rate never reaches its peak."""
+    optim = config.optim
+    if not 0 < optim.max_steps <= optim.warmup_steps:
+        return None
+    highest = learning_rate(optim.max_steps - 1, optim)
+    return (
+        f"note     a warm-up of {optim.warmup_steps:,} steps in a run of {optim.max_steps:,}: the "
+        f"rate rises to {highest:.3g} and never reaches its peak of {optim.lr:g}; "
+        "lower --warmup-steps"
+    )
 
 
 def farewell(session, state: State, reason: str) -> str:

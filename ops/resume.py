@@ -1,13 +1,16 @@
 """Going on with a run: what may change, what must not, and what is said about it."""
 
 import dataclasses
+import shlex
+from pathlib import Path
 
 from configs import Config, RunConfig
 from data.dataset import Dataset
 from errors import UserError
 from model.gpt import GPT
-from ops.checkpoint import Checkpoint, find, load, load_weights
+from ops.checkpoint import LATEST, Checkpoint, find, load, load_weights
 from ops.device import best_device, has_device
+from training.optimizer import learning_rate
 
 FREE_ON_RESUME = {
     *("data", "out", "resume", "overwrite", "plan", "init_from"),
@@ -26,9 +29,9 @@ it is the precision).
 """
 
 
-def merge_on_resume(given: Config, saved: Config) -> Config:
-    """The saved configuration with the given fields that may change. Raises UserError naming a
-    field that may not.
+def merge_on_resume(given: Config, saved: Config, step: int | None = None) -> Config:
+    """The saved configuration with the given fields that may change, for a run that has made `step`
+    updates (None: unknown). Raises UserError naming a field that may not.
     """
     merged = {}
     for section in dataclasses.fields(Config):
@@ -38,15 +41,54 @@ def merge_on_resume(given: Config, saved: Config) -> Config:
             value, before = getattr(new, name), getattr(old, name)
             if value in (before, "auto"):
                 continue
-            if name not in FREE_ON_RESUME | SAME_BUT_FOR_ROUNDING:
+            if name == "max_steps":
+                check_new_end(given, saved, step)
+            elif name not in FREE_ON_RESUME | SAME_BUT_FOR_ROUNDING:
                 raise UserError(
                     f"{name} is {value}, but the run to resume has {before}: "
                     "leave it, or start a new run with --out"
                 )
             changes[name] = value
         merged[section.name] = dataclasses.replace(old, **changes)
+    if step is not None and step > merged["optim"].max_steps:
+        raise UserError(
+            f"max_steps is {merged['optim'].max_steps:,}, but the run to resume has made {step:,} "
+            "steps: give at least as many"
+        )
     merged["run"] = _where_it_goes_on(given.run, merged["run"], saved.run)
     return Config(**merged)
+
+
+def check_new_end(given: Config, saved: Config, step: int | None) -> None:
+    """Raise UserError, with a way to go on, unless a run with the `max_steps` given would have made
+    the first `step` updates as this one did: with a constant rate, or while it still warms up.
+    """
+    old, max_steps = saved.optim, given.optim.max_steps
+    new = dataclasses.replace(old, max_steps=max_steps)
+    if step is not None and all(
+        learning_rate(s, new) == learning_rate(s, old) for s in range(min(step, max_steps))
+    ):
+        return
+    found = f"max_steps is {max_steps:,}, but the run to resume has {old.max_steps:,}"
+    if max_steps < old.max_steps:
+        raise UserError(
+            f"{found}: --stop-at {max_steps} ends it there and leaves its schedule alone"
+        )
+    more = max_steps - (old.max_steps if step is None else step)
+    raise UserError(
+        f"{found}, to which its {old.schedule} schedule falls. To train its weights further, with "
+        f"a warm-up and a decay of their own: {further_command(given, saved, more)}"
+    )
+
+
+def further_command(given: Config, saved: Config, steps: int) -> str:
+    """The command that trains a run's latest weights for `steps` more, as a run of its own."""
+    run = Path(given.run.out)
+    source = run / LATEST if (run / LATEST).exists() else run
+    words = ["python", "train.py", run, "--init-from", source, "--out", f"{run}-more"]
+    if given.data != saved.data:
+        words += ["--data", given.data.data]
+    return shlex.join(map(str, [*words, "--max-steps", steps]))
 
 
 def _where_it_goes_on(given: RunConfig, merged: RunConfig, saved: RunConfig) -> RunConfig:
@@ -68,6 +110,9 @@ def resume_notes(config: Config, checkpoint: Checkpoint) -> list[str]:
     one.
     """
     before, notes = Config.from_dict(checkpoint.config), []
+    if config.optim.max_steps != before.optim.max_steps:
+        ends = f"{before.optim.max_steps:,} to {config.optim.max_steps:,}"
+        notes.append(f"note     max_steps changed since the checkpoint from {ends}")
     changed = {
         name: f"{name} {getattr(before.run, name)}, now {getattr(config.run, name)}"
         for name in sorted(SAME_BUT_FOR_ROUNDING)
@@ -88,13 +133,14 @@ def resume_notes(config: Config, checkpoint: Checkpoint) -> list[str]:
 
 def initial_weights(
     model: GPT, config: Config, dataset: Dataset, checkpoint: Checkpoint | None
-) -> None:
+) -> list[str]:
     """Put weights into `model`: those of the checkpoint to go on from, else those of --init-from,
-    else none. Raises UserError where they are of another tokenizer or shape.
+    else none. Returns a line for what is not as it was there. Raises UserError where they are of
+    another tokenizer or shape.
     """
     if checkpoint:
-        load_weights(model, checkpoint, config.run.out)
-    elif config.run.init_from:
+        return load_weights(model, checkpoint, config.run.out)
+    if config.run.init_from:
         source = find(config.run.init_from)
         other = load(source)
         if other.tokenizer != dataset.tokenizer_spec:
@@ -102,4 +148,5 @@ def initial_weights(
                 f"{source} was trained with another tokenizer than {dataset.folder} has: "
                 "prepare the data with that one"
             )
-        load_weights(model, other, source)
+        return load_weights(model, other, source)
+    return []

@@ -44,7 +44,8 @@ def open_folder(config: Config, dataset: Dataset) -> tuple[Path, Config, Checkpo
                 f"{folder} was trained on other data than {dataset.folder} holds: "
                 "prepare that again, or give another --out"
             )
-        return folder, merge_on_resume(config, Config.from_dict(checkpoint.config)), checkpoint
+        saved = Config.from_dict(checkpoint.config)
+        return folder, merge_on_resume(config, saved, checkpoint.step), checkpoint
     if (
         not run.resume
         and not run.overwrite

@@ -25,6 +25,7 @@ from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
 from ops.command_line import check_data
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, resolve, set_up
+from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
 from ops.messages import farewell, not_finite, opening_lines
@@ -98,7 +99,7 @@ class Session:
 
     def load_weights(self, model: GPT) -> None:
         """Put in the weights of the checkpoint that is gone on from, or those of --init-from."""
-        initial_weights(model, self.config, self.dataset, self.checkpoint)
+        self.notes += initial_weights(model, self.config, self.dataset, self.checkpoint)
 
     def place(self, model: GPT) -> None:
         """Move the model to its device, or this process's share of it."""
@@ -111,8 +112,7 @@ class Session:
         checkpoint, self.checkpoint = self.checkpoint, None  # memory holds its tensors no longer
         if checkpoint is None:
             return State()
-        for optimizer, moments in zip(optimizers, checkpoint.optimizer, strict=True):
-            optimizer.load_state_dict(distributed.scatter_optimizer(optimizer, moments))
+        restore_moments(optimizers, checkpoint.optimizer, self.folder)
         if checkpoint.scaler and scaler.is_enabled():
             scaler.load_state_dict(checkpoint.scaler)
         since_best = checkpoint.counters.get("since_best", 0)

@@ -255,6 +255,76 @@ def test_another_version(tmp_path, version):
     refused(tmp_path / "c.pt", repr(version), "reads 1")
 
 
+@pytest.mark.parametrize(
+    "version",
+    [True, 1.0, [1], {1: 2}, float("nan"), 10**40, "one\ntwo" * 99, torch.tensor(1), torch.ones(9)],
+)
+def test_a_version_that_is_no_number(tmp_path, version):
+    save(dataclasses.replace(make_checkpoint()[1], version=version), tmp_path / "c.pt")
+    message = refused(tmp_path / "c.pt", "is no checkpoint of this program", "reads 1")
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", [5, 1.5, None, (1, 2), True])
+def test_keys_that_are_no_names(tmp_path, key):
+    """Here, in the configuration and among the weights."""
+    _, checkpoint = make_checkpoint()
+    state = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint)}
+    torch.save({**state, key: 1}, tmp_path / "c.pt")
+    refused(tmp_path / "c.pt", f"[{key!r}]")
+    save(dataclasses.replace(checkpoint, model={**checkpoint.model, key: 1}), tmp_path / "c.pt")
+    refused(tmp_path / "c.pt", "holds no weights")
+    for config in ({**checkpoint.config, key: {}, 7: 8}, {"model": {key: 1}}):
+        save(dataclasses.replace(checkpoint, config=config), tmp_path / "c.pt")
+        with pytest.raises(UserError, match="configuration") as caught:
+            open_run(tmp_path / "c.pt")
+        assert str(tmp_path / "c.pt") in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.zeros(1).expand(1 << 40),  # a terabyte, it says, of four bytes
+        torch.zeros(16, 16).t()[:, :8],
+        torch.zeros(2, 2, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.zeros(2, dtype=torch.int64),
+        None,
+        [1.0],
+    ],
+)
+def test_weights_that_are_not_what_they_say(tmp_path, weights):
+    _, checkpoint = make_checkpoint()
+    checkpoint.model["norm.weight"] = weights
+    save(checkpoint, tmp_path / "c.pt")
+    refused(tmp_path / "c.pt", "'norm.weight' holds no weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", -1),
+        ("step", 2.0),
+        ("step", True),
+        ("step", 10**30),
+        ("best_val_loss", "low"),
+        ("best_val_loss", 10**400),
+        ("tokenizer", []),
+        ("tokenizer", {"kind": "char", "format": 1}),
+        ("optimizer", {}),
+        ("counters", {"since_best": "x"}),
+        ("dataset", None),
+        ("scaler", 1),
+    ],
+)
+def test_values_of_another_kind(tmp_path, name, value):
+    save(dataclasses.replace(make_checkpoint()[1], **{name: value}), tmp_path / "c.pt")
+    with pytest.raises(UserError, match=f"checkpoint: .*{name.partition('_')[0]}") as caught:
+        open_run(tmp_path / "c.pt")
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["model", "step", "optimizer", "tokenizer", "counters"])
 def test_a_missing_key(tmp_path, name):
     _, checkpoint = make_checkpoint()

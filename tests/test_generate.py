@@ -282,6 +282,15 @@ def test_the_cache_saves_reading(tiny):
     assert shapes == [(2, 3), (2, 4), (2, 5), (2, 6)]
 
 
+def test_the_cache_holds_what_is_asked_for_not_the_whole_context(tiny):
+    """64 terabytes would be needed for all of it."""
+    network = tiny(context_length=10**12, positions="rotary")
+    drawn = list(generate(network, [[1, 2, 3], [4]], 4, Sampling(temperature=0)))
+    assert drawn == list(
+        generate(network, [[1, 2, 3], [4]], 4, Sampling(temperature=0), use_cache=False)
+    )
+
+
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "uncached"])
 def test_generators_make_it_reproducible(tiny, use_cache):
     network = tiny()

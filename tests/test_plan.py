@@ -399,6 +399,48 @@ def test_report(monkeypatch, tmp_path):
     assert "time        not measured: the run takes more memory than there is" in report(config)
 
 
+@pytest.fixture
+def no_dials(monkeypatch):
+    """Activations under other options, which take seconds to count, are left out of the plan."""
+    monkeypatch.setattr(sys.modules["ops.plan.report"], "_activation_lines", lambda plan: [])
+
+
+def test_a_plan_that_does_not_fit_names_what_would_and_is_timed(monkeypatch, no_dials):
+    """By the largest micro-batch that fits: four sequences of twelve."""
+    config = small(micro_batch_size=12)
+    peaks = {n: make_plan(config.replace(micro_batch_size=n), 50_257).peak for n in (4, 6, 12)}
+    limit = peaks[12] / 0.84
+    monkeypatch.setattr(limits, "FITS", (peaks[4] + peaks[6]) / 2 / limit)
+    with_limit(monkeypatch, int(limit))
+    text = report(config.replace(data="none-gpt2"))
+    safe = f"{limits.FITS:.0%} are safe"
+    assert f"room        84% of what is to be had, {safe}: an allocator's gaps can add" in text
+    assert "--micro-batch-size 4 should fit and keeps batch_size 12 (3 accumulation steps)" in text
+    assert "(timed with 4 sequences at once)" in text
+    assert f"{peaks[12] / 2**20:,.0f} MiB in each process at its worst moment" in text
+    assert "more memory than there is" not in text
+
+
+def test_room_in_words(no_dials):
+    plan = make_plan(small(), 50)
+    assert "room  " not in describe(plan)
+    over = describe(dataclasses.replace(plan, limit=plan.peak - 1), None, "--this")
+    assert "room        more memory than there is\n            --this\n" in over
+    assert "time        not measured: the run takes more memory than there is" in over
+    none = describe(dataclasses.replace(plan, limit=1))
+    assert "even one sequence with --recompute would not fit: choose a smaller model" in none
+
+
+def test_what_takes_too_long_is_reckoned(no_dials):
+    """1,000 steps of 12 sequences of 32 tokens, at half of ten thousand FLOP/s."""
+    plan = make_plan(small(), 50)
+    seconds = 1000 * 12 * 32 * plan.flops_per_token / 5e3
+    assert f"over 10 s; {seconds / 86_400:,.0f} days to finish" in describe(plan, {"rate": 1e4})
+    fast = describe(plan, {"rate": 1e12})
+    assert "over 10 s; 0:00:0" in fast
+    assert "at half of the 1e+03 GFLOP/s" in fast
+
+
 def test_report_reads_the_prepared_data(tmp_path):
     from data.tokenizer import CharTokenizer
 

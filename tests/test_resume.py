@@ -5,6 +5,7 @@ Eight configurations in which any two of five choices meet in all four combinati
 """
 
 import dataclasses
+import shlex
 from itertools import combinations
 
 import pytest
@@ -20,7 +21,10 @@ from helpers import (
     write_corpus,
 )
 
+from configs import read_config
+from errors import UserError
 from ops.checkpoint import load, save
+from ops.command_line import parse
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +166,32 @@ def test_free_fields_change_no_step(tmp_path, data):
     assert losses(tmp_path / "other") == {step: expected[step] for step in (1, 2, 3, 4, 6, 7)}
     a, b = (load(tmp_path / name / "checkpoint.pt").model for name in ("straight", "other"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_constant_rate_may_go_on_beyond_its_end(tmp_path, data, optimizer, capsys):
+    """Ended at 4, made longer twice, and the whole at once: the same run."""
+    fields = {"schedule": "constant", "optimizer": optimizer, "dropout": 0.1, "eval_every": 2}
+    assert train_here(make_config(data, tmp_path / "straight", max_steps=10, **fields)) == 0
+    for end in (4, 6, 10):
+        config = make_config(data, tmp_path / "parts", max_steps=end, resume=True, **fields)
+        assert train_here(config) == 0
+    assert_same_run(tmp_path / "straight", tmp_path / "parts")
+    assert "max_steps changed since the checkpoint from 6 to 10" in capsys.readouterr().out
+    assert read_config(tmp_path / "parts" / "config.json").optim.max_steps == 10
+
+
+def test_the_command_that_trains_a_decayed_run_further(tmp_path, data, monkeypatch):
+    """It is in the message, and it works as it stands, from the latest weights."""
+    monkeypatch.chdir(tmp_path)
+    assert train_here(make_config(data, "r", eval_every=2)) == 0
+    with pytest.raises(UserError, match="max_steps is 12") as caught:
+        train_here(make_config(data, "r", max_steps=12, resume=True))
+    program, script, *words = shlex.split(str(caught.value).partition("of their own: ")[2])
+    assert (program, script) == ("python", "train.py")
+    assert train_here(parse(words)) == 0
+    more = load("r-more/checkpoint.pt")
+    assert (more.step, more.config["run"]["init_from"]) == (4, "r/checkpoint.pt")
 
 
 def test_another_micro_batch_is_said_and_exact_to_rounding(tmp_path, data, capsys):

@@ -21,7 +21,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from model.gpt import GPT
 from ops.checkpoint import load
-from ops.messages import not_finite, opening_lines
+from ops.messages import not_finite, opening_lines, schedule_note
 from ops.resume import initial_weights, merge_on_resume
 from ops.run_folder import MADE_BY_A_RUN, open_folder, start_folder
 from ops.stopping import Stop
@@ -119,6 +119,47 @@ def test_must_not_change(name):
         merge_on_resume(make_config("d", "r", **{name: MATHEMATICS[name]}), SAVED)
     assert len(str(caught.value).splitlines()) == 1
     assert str(MATHEMATICS[name]) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "step", "max_steps"),
+    [
+        ({"schedule": "constant"}, 8, 100),  # the run had come to its end
+        ({"schedule": "constant"}, 3, 5),
+        ({"schedule": "constant"}, 5, 5),
+        ({"schedule": "cosine", "warmup_steps": 6}, 7, 100),  # still at the peak
+        ({"schedule": "linear", "warmup_steps": 6}, 6, 100),
+        ({"schedule": "cosine", "lr": 0.5, "min_lr": 0.5}, 8, 100),
+        ({"schedule": "linear"}, 0, 100),
+    ],
+)
+def test_another_end_where_the_steps_made_are_the_same(fields, step, max_steps):
+    saved = make_config("d", "r", **fields)
+    given = saved.replace(max_steps=max_steps)
+    assert merge_on_resume(given, saved, step) == given
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_decay_has_one_end(tmp_path, schedule, step):
+    saved = make_config("d", tmp_path / "my run", schedule=schedule)
+    with pytest.raises(UserError) as caught:
+        merge_on_resume(saved.replace(max_steps=20), saved, step)
+    message = str(caught.value)
+    assert f"max_steps is 20, but the run to resume has 8, to which its {schedule} sched" in message
+    out = f"'{tmp_path}/my run"
+    command = f"python train.py {out}' --init-from {out}' --out {out}-more' --max-steps {20 - step}"
+    assert message.endswith(command)
+    with pytest.raises(UserError, match=r"max_steps is 6, .* has 8: --stop-at 6 ends it there"):
+        merge_on_resume(saved.replace(max_steps=6), saved, step)
+
+
+def test_an_end_before_the_steps_made():
+    saved = make_config("d", "r", schedule="constant")
+    with pytest.raises(UserError, match="max_steps is 5, but the run to resume has made 6 steps"):
+        merge_on_resume(saved.replace(max_steps=5), saved, 6)
+    with pytest.raises(UserError, match="has made 1,000,000,000 steps"):
+        merge_on_resume(saved, saved, 10**9)
 
 
 def test_auto_keeps_what_was_resolved():
@@ -371,6 +412,21 @@ def test_tokens_per_step_are_spelt_out(data):
     )
     text = opening_lines(session, build(data))
     assert "micro-batch 2 x accumulation 4 x processes 3 x context 16 = 384 tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "max_steps", "highest"),
+    [(9, 4, "0.004"), (4, 4, "0.008"), (3, 4, None), (0, 1, None), (2, 0, None), (1, 1, "0.005")],
+)
+def test_a_warm_up_that_outlasts_the_run(warmup_steps, max_steps, highest):
+    """The rate of the last update, by hand: 0.01 max_steps / (warmup_steps + 1)."""
+    config = make_config("d", "r", lr=0.01, warmup_steps=warmup_steps, max_steps=max_steps)
+    note = schedule_note(config)
+    if highest is None:
+        assert note is None
+    else:
+        assert f"a warm-up of {warmup_steps} steps in a run of {max_steps}" in note
+        assert f"the rate rises to {highest} and never reaches its peak of 0.01" in note
 
 
 def test_signals_are_remembered_and_the_second_one_ends_at_once():

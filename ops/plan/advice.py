@@ -89,6 +89,24 @@ def out_of_memory_advice(
     if not _is_out_of_memory(error):
         return None
     traceback.clear_frames(error.__traceback__)
+    optim = config.optim
+    micro = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
+    failed = f"out of memory at micro_batch_size {micro.micro_batch_size}"
+    if found := roomier(config, vocab_size, processes):
+        return f"{failed}; {found[0]}"
+    return (
+        f"{failed}, and even 1 with --recompute would not fit: "
+        "choose a smaller model (--n-layer, --d-model) or a shorter --context-length; "
+        "--plan tells what they take"
+    )
+
+
+def roomier(
+    config: Config, vocab_size: int, processes: int = 1, n_token: int | None = None
+) -> tuple[str, Plan] | None:
+    """The largest smaller micro-batch for which the plan finds room, else one sequence with
+    recomputing: what to say of it, and its plan. None where even that does not fit.
+    """
     batch_size = config.optim.batch_size
     share = share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
     micro = share.micro_batch_size
@@ -97,18 +115,14 @@ def out_of_memory_advice(
     if not config.run.recompute:
         ways.append(("--recompute ", 1, config.replace(recompute=True)))
     for option, size, way in ways:
-        plan = make_plan(way.replace(micro_batch_size=size), vocab_size, processes=processes)
+        plan = make_plan(way.replace(micro_batch_size=size), vocab_size, n_token, processes)
         if plan.fits:
-            return (
-                f"out of memory at micro_batch_size {micro}; "
+            remedy = (
                 f"{option}--micro-batch-size {size} should fit and keeps "
                 f"batch_size {batch_size} ({plan.share.n_micro} accumulation steps)"
             )
-    return (
-        f"out of memory at micro_batch_size {micro}, and even 1 with --recompute would not fit: "
-        "choose a smaller model (--n-layer, --d-model) or a shorter --context-length; "
-        "--plan tells what they take"
-    )
+            return remedy, plan
+    return None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -73,6 +73,12 @@ class Plan:
         return sum(self.memory.values())
 
     @property
+    def least(self) -> int:
+        """Bytes that are held whatever the micro-batch."""
+        parts = ("interpreter and libraries", "weights", "optimizer")
+        return sum(self.memory.get(part, 0) for part in parts)
+
+    @property
     def fits(self) -> bool:
         """Whether the peak leaves the limit enough room for what is not counted; True where the
         limit is unknown.

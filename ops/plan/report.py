@@ -12,7 +12,8 @@ from model.fast_attention import holds_weights
 from ops.command_line import preparing_command
 from ops.device import DTYPES, device_name
 from ops.distributed import world_size
-from ops.plan import timing
+from ops.plan import limits, timing
+from ops.plan.advice import roomier
 from ops.plan.counting import Plan, make_plan, training_bytes
 
 USUAL_VOCABULARY = {"char": 65, "byte": 256, "bpe": 4096, "gpt2": 50_257}
@@ -21,9 +22,9 @@ where it names none.
 """
 
 
-def describe(plan: Plan, times: dict[str, float] | None = None) -> str:
+def describe(plan: Plan, times: dict[str, float] | None = None, remedy: str = "") -> str:
     """The plan in words and figures; with what `time_steps` gives, the time to finish and the model
-    FLOPs utilisation.
+    FLOPs utilisation. `remedy` says what would fit, where the plan itself does not.
     """
     optim, run, shape, share = plan.config.optim, plan.config.run, plan.config.model, plan.share
     attention = 12 * shape.n_layer * shape.d_model * shape.context_length
@@ -50,6 +51,7 @@ def describe(plan: Plan, times: dict[str, float] | None = None) -> str:
         f"memory      {_mebibytes(plan.peak)} MiB in each process at its worst moment, "
         f"{here} to be had here:",
         *(f"{_mebibytes(size):>16}  {part}" for part, size in plan.memory.items() if size),
+        *_room_lines(plan, remedy),
         *_activation_lines(plan),
         f"time        {_pace(plan, times)}",
     ]
@@ -58,6 +60,21 @@ def describe(plan: Plan, times: dict[str, float] | None = None) -> str:
 
 def _mebibytes(size: int) -> str:
     return f"{size / 2**20:,.0f}"
+
+
+def _room_lines(plan: Plan, remedy: str) -> list[str]:
+    """Whether that is too much, and what would not be."""
+    if plan.fits:
+        return []
+    found = "more memory than there is"
+    if plan.peak <= plan.limit:
+        share = plan.peak / plan.limit
+        found = (
+            f"{share:.0%} of what is to be had, {limits.FITS:.0%} are safe: an allocator's gaps "
+            "can add a third"
+        )
+    nothing = "even one sequence with --recompute would not fit: choose a smaller model"
+    return [f"room        {found}", f"            {remedy or nothing}"]
 
 
 def _activation_lines(plan: Plan) -> list[str]:
@@ -88,13 +105,19 @@ def _pace(plan: Plan, times: dict[str, float] | None) -> str:
     """Time a step, time to finish and utilisation, or why they weren't measured."""
     if times is None:
         return "not measured: the run takes more memory than there is"
+    tokens_per_step = plan.config.optim.batch_size * plan.config.model.context_length
     if "step" not in times:
-        return f"not measured: one sequence would take over {timing.SECONDS_A_PASS:.0f} s"
+        flops = plan.end * tokens_per_step * plan.flops_per_token / plan.share.n_process
+        reckoned = _duration(2 * flops / times["rate"])
+        return (
+            f"not measured: one sequence would take over {timing.SECONDS_A_PASS:.0f} s; "
+            f"{reckoned} to finish, at half of the {times['rate'] / 1e9:,.3g} GFLOP/s "
+            "at which this machine multiplies matrices now"
+        )
     run = plan.config.run
     n_evaluation = 1 + (plan.end // run.eval_every if run.eval_every else 0)
     evaluating = times["evaluation"] * n_evaluation
     whole = plan.end * times["step"] + evaluating
-    tokens_per_step = plan.config.optim.batch_size * plan.config.model.context_length
     speed = tokens_per_step / times["step"]
     share = speed * plan.flops_per_token / plan.share.n_process / times["rate"]
     return (
@@ -106,8 +129,11 @@ def _pace(plan: Plan, times: dict[str, float] | None) -> str:
     )
 
 
-def _duration(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=round(seconds))
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds; days where it takes many."""
+    if seconds >= 10 * 86_400:
+        return f"{seconds / 86_400:,.0f} days"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def report(config: Config) -> str:
@@ -130,5 +156,10 @@ def report(config: Config) -> str:
             f"\n  {preparing_command(config.data.data)}"
         )
     plan = make_plan(config, vocab_size, n_token, world_size())
-    times = timing.time_steps(plan) if plan.fits else None
-    return describe(plan, times) + note
+    fitting = plan
+    remedy = ""
+    may_fit = not plan.fits and plan.least < limits.FITS * plan.limit
+    if may_fit and (found := roomier(config, vocab_size, world_size(), n_token)):
+        remedy, fitting = found
+    times = timing.time_steps(fitting) if fitting.fits else None
+    return describe(plan, times, remedy) + note

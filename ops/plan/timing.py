@@ -20,6 +20,9 @@ SECONDS_A_PASS = 10.0
 rows are timed, or none.
 """
 
+WIDE_PRODUCT = 1024
+"""Width of a product that tells the rate of a busy machine better than those tried first."""
+
 
 def time_steps(plan: Plan) -> dict[str, float]:
     """Seconds of one "step" and one "evaluation", and the machine's matrix "rate" in FLOP/s, from a
@@ -34,6 +37,9 @@ def time_steps(plan: Plan) -> dict[str, float]:
     rate = matrix_rate(run.device, run.precision)
     flops_per_row = plan.flops_per_token * context_length
     rows = min(share.micro_batch_size, int(SECONDS_A_PASS * rate / 2 / flops_per_row))
+    if rows == 0:  # small products are slow where others use the cores too: ask a wider one
+        rate = max(rate, matrix_rate(run.device, run.precision, WIDE_PRODUCT))
+        rows = min(share.micro_batch_size, int(SECONDS_A_PASS * rate / 2 / flops_per_row))
     if rows == 0:
         return {"rate": rate}
     forward, backward, update = _time_passes(plan, rows)
