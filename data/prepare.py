@@ -286,6 +286,7 @@ def encode(
             "seed": options.seed,
             "val_fraction": options.val_fraction,
             "options": options.recorded(),
+            "inputs": list(options.corpus),
         }
         if n_documents > 1 and n_cut:
             dataset["tokens_cut_off"] = n_cut
@@ -482,6 +483,10 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does"
         )
+    if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
+        raise UserError(
+            f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
+        )
     if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
         raise UserError(
             "--vocab-size is for --tokenizer bpe alone: "
@@ -491,10 +496,6 @@ def _check(options: Options) -> None:
         raise UserError(
             "--unknown drop is for --tokenizer-from alone: "
             "a vocabulary made of the text lacks nothing of it"
-        )
-    if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
-        raise UserError(
-            f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
         )
 
 

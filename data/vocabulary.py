@@ -6,11 +6,13 @@ lack characters of the new text: they are counted, and refused or left out.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from data.dataset import Dataset
+from data.names import CORPORA
 from data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from errors import UserError
 
@@ -61,6 +63,27 @@ def run_folder(name: str | Path) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
+def preparing_again(dataset: Dataset, run: str | Path) -> tuple[str, Path]:
+    """The command that prepares the text of `dataset` with the vocabulary of `run`, and the folder
+    it writes.
+
+    Where the text isn't found any more, YOUR_TEXT stands for it.
+    """
+    folder = dataset.folder.resolve()
+    out = dataset.folder.with_name(f"{folder.name}-for-{Path(run).resolve().stem}")
+    inputs = dataset.info.get("inputs", [])
+    if not inputs or any(name not in CORPORA and not Path(name).exists() for name in inputs):
+        inputs = ["YOUR_TEXT"]
+    words = [*inputs, "--tokenizer-from", str(run), "--out", str(out)]
+    options = dataset.info.get("options", {})
+    for name, value in (("field", "text"), ("encoding", None), ("lines", False)):
+        if (given := options.get(name, value)) != value:
+            words += [f"--{name}"] if given is True else [f"--{name}", str(given)]
+    if options.get("skip_broken"):
+        words.append("--skip-broken")
+    return f"python -m data.prepare {shlex.join(words)}", out
+
+
 class UnknownCharacters:
     """Counts the characters of a text that a tokenizer has no ids for, and leaves them out."""
 
@@ -96,7 +119,7 @@ class UnknownCharacters:
 
     def listed(self) -> str:
         """The commonest with their counts: "'é' (12), '—' (5)"."""
-        most = self.counts.most_common()
+        most = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         shown = ", ".join(f"{character!r} ({n:,})" for character, n in most[:SHOWN])
         return shown + (f", and {len(most) - SHOWN:,} more" if len(most) > SHOWN else "")
 

@@ -165,7 +165,7 @@ def test_a_split_of_whole_documents_is_recorded_as_before(tmp_path, capsys):
     assert val not in train
     assert dataset.keys() == {
         *("format", "tokenizer", "dtype", "splits", "documents", "characters", "separators"),
-        *("sources", "seed", "val_fraction", "options"),
+        *("sources", "seed", "val_fraction", "options", "inputs"),
     }
     assert dataset["options"].keys() == {
         *("vocab_size", "tokenizer", "separator", "field", "encoding"),
