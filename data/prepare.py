@@ -456,6 +456,12 @@ def _prepare_into(
         if n:
             print(f"{event}: {n:,}")
     _note_order(dataset, counted, options)
+    if tokenizer.has_cut_runs:
+        print(
+            "note: runs of characters without a break, as in a genome, were cut into pieces before "
+            "they were encoded; --tokenizer byte or char needs no breaks",
+            file=sys.stderr,
+        )
     seconds = time.perf_counter() - began
     megabytes = sum(split["bytes"] for split in dataset["splits"].values()) / 1e6
     rate = megabytes / seconds
