@@ -85,6 +85,8 @@ class Options:
     """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run"""
     unknown: Literal["error", "drop"] = "error"
     """with --tokenizer-from: refuse characters that the vocabulary lacks, or leave them out"""
+    check: Path | None = None
+    """prepare nothing: read a prepared folder through, compare its digests and look at every id"""
 
     def recorded(self) -> dict:
         """The options that decide the content of the files, as dataset.json keeps them. What is
@@ -387,6 +389,13 @@ def prepare(options: Options) -> int:
     """
     from data.sources import open_corpus
 
+    if options.check is not None:
+        if options.corpus != Options.corpus:
+            raise UserError(
+                f"--check reads a prepared folder and prepares nothing: leave out "
+                f"{' '.join(options.corpus)}"
+            )
+        return check(options.check)
     _check(options)
     borrowed = None
     if options.tokenizer_from is not None:
@@ -407,6 +416,27 @@ def prepare(options: Options) -> int:
     with contextlib.closing(FolderLock(out, out.with_name(f".{out.name}.lock"))) as lock:
         lock.take()
         return _prepare_into(out, options, corpus, borrowed)
+
+
+def check(folder: Path) -> int:
+    """Read a prepared folder through and say what was found. UserError where it is damaged."""
+    from data.dataset import Dataset
+    from data.tokenizer import load_tokenizer
+
+    began = time.perf_counter()
+    dataset = Dataset(folder)
+    vocab_size = load_tokenizer(dataset.tokenizer_spec).vocab_size
+    dataset.check_content(vocab_size, with_digests=True)
+    seconds = time.perf_counter() - began
+    for name, tokens in dataset.tokens.items():
+        is_recorded = bool(dataset.info["splits"][name]["sha256"])
+        print(
+            f"{folder / name}.bin: {len(tokens):,} tokens, all ids below {vocab_size:,}, SHA-256 "
+            f"{'as recorded' if is_recorded else 'not recorded'}"
+        )
+    megabytes = sum(tokens.nbytes for tokens in dataset.tokens.values()) / 1e6
+    print(f"read through in {seconds:.1f} s ({megabytes / seconds:,.0f} MB a second)")
+    return 0
 
 
 def _note_old_split(out: Path, val_fraction: float) -> None:
@@ -522,15 +552,17 @@ def _is_prepared(
     if options.overwrite:
         return False
     from data.dataset import Dataset
+    from data.tokenizer import load_tokenizer
 
-    found = Dataset(out).info  # UserError for a damaged folder, or one of another format
+    dataset = Dataset(out)  # UserError for a damaged folder, or one of another format
+    found = dataset.info
     given = {"seed": options.seed, "val_fraction": options.val_fraction}
     wanted = LATER_OPTIONS | options.recorded() | given
-    there = LATER_OPTIONS | found | found["options"]
+    there = LATER_OPTIONS | found | found.get("options", {})
     differences = [
-        f"{key} {there[key]!r}, not {value!r}"
+        f"{key} {there.get(key)!r}, not {value!r}"
         for key, value in wanted.items()
-        if there[key] != value
+        if there.get(key) != value
     ]
     if borrowed is not None and borrowed.spec() != found["tokenizer"]:
         differences.append("another vocabulary")
@@ -538,13 +570,14 @@ def _is_prepared(
         with _progress(corpus, "compare") as bar:
             for _ in corpus.documents(bar.update):
                 pass  # reading it all is what fills `records`
-        if corpus.records != found["sources"]:
+        if corpus.records != found.get("sources"):
             differences.append("other source text")
     if differences:
         raise UserError(
             f"{out} holds {'; '.join(differences)}\n"
             "--overwrite replaces it, --out DIR leaves it alone"
         )
+    dataset.check_content(load_tokenizer(dataset.tokenizer_spec).vocab_size, with_digests=True)
     return True
 
 

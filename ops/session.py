@@ -67,12 +67,13 @@ class Session:
         optim, run = config.optim, config.run
         self.dataset.check_context(config.model.context_length)
         share_batch(optim.batch_size, optim.micro_batch_size, n_process=distributed.world_size())
+        self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+        self.dataset.check_content(self.tokenizer.vocab_size)
         self.processes = distributed.start(config)
         self.share = share_batch(
             optim.batch_size, optim.micro_batch_size, self.processes.rank, self.processes.count
         )
         self.device = self.processes.device(run.device)
-        self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
         warn_at_start(config, self.tokenizer.vocab_size, self.processes.count)
         set_up(run)
         self.checkpoint = checkpoint
