@@ -14,7 +14,8 @@ import numpy as np
 
 SAMPLE = 20_000  # lines that are looked at, spread evenly
 LONG_LINE = 200  # characters; where lines are longer on average, the text is no list
-FEWEST = 40  # lines below which nothing can be said
+FEWEST = 20  # lines below which nothing can be said
+FEWEST_COMPARED = 40  # and below which ends are not compared
 ITEM_WORDS = 4  # on average at most: names, words and numbers, no sentences
 LEAST_STEPS = 10  # up or down, of which nearly all go one way where lines are sorted
 DRAWS = 40  # random ends that the real one is compared with
@@ -72,7 +73,8 @@ class LineSample:
         if order := order_of(lines):
             return f"the lines are sorted {order}"
         n_words = sum(len(line.split()) for line in lines)
-        if n_words <= ITEM_WORDS * len(lines) and is_end_unlike(lines, val_fraction):
+        are_items = n_words <= ITEM_WORDS * len(lines) and len(lines) >= FEWEST_COMPARED
+        if are_items and is_end_unlike(lines, val_fraction):
             return "the last lines are unlike the others"
         return ""
 

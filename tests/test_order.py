@@ -25,7 +25,7 @@ def why(lines, val_fraction=0.1, chunk=1 << 18):
     return sample.why_uneven(val_fraction)
 
 
-@pytest.mark.parametrize("n", [60, 500, 30_000])
+@pytest.mark.parametrize("n", [25, 60, 500, 30_000])
 def test_sorted_lists(n):
     words = sorted({f"{word} {i % 997}" for i, word in enumerate(items(n, SYLLABLES))})
     assert why(words) == "the lines are sorted by letter"
@@ -59,7 +59,8 @@ def test_sentences_count_only_where_they_are_sorted():
 @pytest.mark.parametrize(
     "lines",
     [
-        ["one", "two"] * 15,  # too few
+        [f"item {i:02}" for i in range(15)],  # too few
+        [*["one"] * 30, "two"],  # too few to compare
         ["a" * 300 + str(i) for i in range(1000)],  # long lines
         [line for i in range(1000) for line in (f"word{i:04}", "")],  # paragraphs
         ["ab"] * 500,

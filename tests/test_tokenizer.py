@@ -465,9 +465,9 @@ def test_a_batch_stops_where_one_text_fails(bpe, monkeypatch):
     encoded = []
 
     def encode(text):
-        if text == "bad":
-            raise UserError("bad")
         time.sleep(0.01)
+        if text == "bad":  # by now the other share is in hand
+            raise UserError("bad")
         encoded.append(text)
 
     monkeypatch.setattr(tk, "cpu_cores", lambda: 2)

@@ -85,6 +85,15 @@ def test_the_vocabulary_of_a_prepared_folder(kind, separator, tmp_path):
     assert text == (tmp_path / "two.txt").read_text()
 
 
+def test_a_folder_with_another_vocabulary_is_not_taken_for_prepared(old, tmp_path):
+    path = tmp_path / "new.txt"
+    path.write_text("the cat sat on a mat.\n" * 50)
+    write_corpus(tmp_path / "other", nonsense(2000) + "XYZ")
+    prepare_like(path, old, tmp_path / "out")
+    with pytest.raises(UserError, match="out holds another vocabulary\n--overwrite"):
+        prepare_like(path, tmp_path / "other", tmp_path / "out")
+
+
 # --- characters it lacks ---
 
 
