@@ -130,6 +130,7 @@ def ablation_texts(checkpoint, ids: list[int]) -> dict:
     import numpy as np
 
     from data.dataset import Dataset
+    from data.tokenizer import load_tokenizer
 
     texts = {}
     if len(ids) > 1:
@@ -138,6 +139,8 @@ def ablation_texts(checkpoint, ids: list[int]) -> dict:
     if (folder / "dataset.json").exists():
         dataset = Dataset(folder)
         if dataset.tokenizer_spec == checkpoint.tokenizer:
+            n_ids = load_tokenizer(checkpoint.tokenizer).vocab_size
+            dataset.check_content(n_ids, with_digests=False)
             texts["validation"] = dataset.tokens["val"]
     return texts
 

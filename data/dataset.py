@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from errors import UserError
 
 FORMAT = 1
 """Version of dataset.json that this program writes and reads."""
+CHECKED_AT_ONCE = 1 << 24  # bytes; Ctrl-C waits for no more
+DIGESTED_BYTES = 1 << 30  # of token files; up to so many are hashed before training, in a second
 
 
 class Dataset:
@@ -34,20 +37,74 @@ class Dataset:
                 f"{self.folder} is in format {found}, this version reads {FORMAT}: "
                 "prepare it again with --overwrite"
             )
-        self.tokens = {split: self._map(split) for split in ("train", "val")}
-        self.tokenizer_spec = self.info["tokenizer"]
+        try:
+            self.tokens = {split: self._map(split) for split in ("train", "val")}
+            self.tokenizer_spec = self.info["tokenizer"]
+        except OSError as error:
+            raise UserError(f"{self.folder} can't be read: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{self.folder / 'dataset.json'} is damaged ({error!r}): "
+                "prepare it again with --overwrite"
+            ) from None
 
     def _map(self, split: str) -> np.ndarray:
         path = self.folder / f"{split}.bin"
-        dtype = np.dtype(self.info["dtype"]).newbyteorder("<")
+        dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[self.info["dtype"]])
         size = path.stat().st_size if path.exists() else 0
-        wanted = self.info["splits"][split]["tokens"] * dtype.itemsize
+        about = self.info["splits"][split]
+        for key, kind in (("tokens", int), ("bytes", int), ("sha256", str)):
+            if not isinstance(about[key], kind):
+                raise TypeError(f"{key} of {split} is {about[key]!r}")
+        wanted = about["tokens"] * dtype.itemsize
         if size != wanted:
             raise UserError(
                 f"{path} has {size:,} bytes, dataset.json says {wanted:,}: "
                 "prepare it again with --overwrite"
             )
-        return np.memmap(path, dtype=dtype, mode="r")
+        return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+
+    def check_content(self, vocab_size: int, with_digests: bool | None = None) -> None:
+        """Read both token files through: every id must be below `vocab_size`, and the SHA-256 the
+        one recorded when they were written, if any. Raises UserError, naming the file, where not.
+
+        With `with_digests` None, digests are compared up to `DIGESTED_BYTES`; of larger files a
+        note names the command that does it. Ids are looked at in any case.
+        """
+        n_bytes = sum(tokens.nbytes for tokens in self.tokens.values())
+        if with_digests is None:
+            with_digests = n_bytes <= DIGESTED_BYTES
+            if not with_digests:
+                print(
+                    f"note: the SHA-256 of {n_bytes / 1e9:.1f} GB in {self.folder} is not compared "
+                    f"now, as that takes long; python -m data.prepare --check {self.folder} does "
+                    "it",
+                    file=sys.stderr,
+                )
+        for split in self.tokens:
+            self._check_split(split, vocab_size, with_digests)
+
+    def _check_split(self, split: str, vocab_size: int, with_digest: bool) -> None:
+        tokens = self.tokens[split]
+        path = self.folder / f"{split}.bin"
+        digest = hashlib.sha256()
+        for start in range(0, len(tokens), CHECKED_AT_ONCE // tokens.itemsize):
+            part = tokens[start : start + CHECKED_AT_ONCE // tokens.itemsize]
+            if part.max() >= vocab_size:
+                first = int((part >= vocab_size).argmax())
+                raise UserError(
+                    f"{path} is damaged: token {start + first:,} is {part[first]:,}, and the "
+                    f"vocabulary has {vocab_size:,} ids: prepare it again with --overwrite"
+                )
+            if with_digest:
+                digest.update(part.data)
+        found = digest.hexdigest()
+        recorded = self.info["splits"][split]["sha256"]
+        if with_digest and recorded and found != recorded:
+            raise UserError(
+                f"{path} is damaged: its SHA-256 is {found[:16]}..., dataset.json records "
+                f"{recorded[:16]}...: prepare it again with --overwrite"
+            )
 
     @property
     def fingerprint(self) -> str:

@@ -15,31 +15,38 @@ import json
 import os
 import shlex
 import signal
+import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from io import BufferedRandom
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
 from data.locking import FolderLock
 from data.names import CORPORA, SHAKESPEARE, TokenizerName
+from data.split import Split, by_line, cut_end, plan_split, separator_bytes
 from errors import MachineError, UserError, run_command
 
 if TYPE_CHECKING:
     import numpy as np
 
     from data.documents import Corpus
+    from data.order import LineSample
     from data.tokenizer import Alphabet, Tokenizer
+    from data.vocabulary import UnknownCharacters
 
+LATER_OPTIONS = {"lines": False, "borrowed": False, "unknown": "error"}
+"""What dataset.json leaves out at these values, so that it reads as it did before there were
+such options.
+"""
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
     f"{', '.join(CORPORA)}, or paths: text, .jsonl, .parquet, any of them .gz, folders, "
@@ -72,12 +79,29 @@ class Options:
     """draws the documents kept for validation"""
     overwrite: bool = False
     """replace a prepared folder"""
+    lines: bool = False
+    """each line is a document, as in a list of names: validation is lines drawn at random"""
+    tokenizer_from: Path | None = None
+    """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run"""
+    unknown: Literal["error", "drop"] = "error"
+    """with --tokenizer-from: refuse characters that the vocabulary lacks, or leave them out"""
+    check: Path | None = None
+    """prepare nothing: read a prepared folder through, compare its digests and look at every id"""
 
     def recorded(self) -> dict:
-        """The options that decide the content of the files, as dataset.json keeps them."""
+        """The options that decide the content of the files, as dataset.json keeps them. What is
+        left at its default and came later is not among them.
+        """
         names = ("tokenizer", "separator", "field", "encoding")
-        vocab_size = self.vocab_size if self.tokenizer == "bpe" else None
-        return {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
+        is_trained = self.tokenizer == "bpe" and self.tokenizer_from is None
+        vocab_size = self.vocab_size if is_trained else None
+        kept = {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
+        is_borrowed = self.tokenizer_from is not None
+        later = {"lines": self.lines, "borrowed": is_borrowed, "unknown": self.unknown}
+        for name, value in later.items():
+            if value != LATER_OPTIONS[name]:
+                kept[name] = value
+        return kept
 
 
 # --- the first pass: count ---
@@ -86,11 +110,13 @@ class Options:
 class Count:
     """What the first pass learns of the documents, a chunk of text at a time."""
 
-    def __init__(self, alphabet: Alphabet | None):
+    def __init__(self, alphabet: Alphabet | None, lines: LineSample | None = None):
         self.characters = array("Q")
         """Of each document."""
         self.alphabet = alphabet
         """The characters there are; None where nobody asks for them, as that takes time."""
+        self.lines = lines
+        """Tells a list in an order; None where lines are documents anyway."""
         self.blank = True
         """True as long as there was white space only."""
 
@@ -101,6 +127,8 @@ class Count:
         self.blank = self.blank and text.isspace()
         if self.alphabet is not None:
             self.alphabet.add(text)
+        if self.lines is not None:
+            self.lines.add(document, text)
 
     def watch(self, texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         """Hand on (document, chunk of its text), and count what passes."""
@@ -109,78 +137,64 @@ class Count:
             yield document, text
 
 
-def count(options: Options, corpus: Corpus) -> tuple[Count, Tokenizer]:
-    """The first pass: what there is, and the tokenizer for it. UserError for a corpus without text.
+def read_documents(
+    options: Options,
+    corpus: Corpus,
+    progress: Callable[[int], object],
+    unknown: UnknownCharacters | None,
+) -> Iterator[tuple[int, str]]:
+    """Yield (document, chunk of its text) as the options have it: the same in both passes."""
+    texts = corpus.documents(progress)
+    if options.lines:
+        texts = by_line(texts, corpus.events)
+    return texts if unknown is None else unknown.leave_out(texts)
+
+
+def count(
+    options: Options, corpus: Corpus, borrowed: Tokenizer | None = None
+) -> tuple[Count, Tokenizer]:
+    """The first pass: what there is, and the tokenizer for it, which may be `borrowed`. UserError
+    for a corpus without text.
 
     A BPE is trained in the same pass, so that a large corpus is not read three times.
     """
-    from data import tokenizer as tk
+    from data import order, tokenizer as tk, vocabulary
 
-    tokenizer: Tokenizer = tk.ByteTokenizer(options.separator)
-    if options.tokenizer == "gpt2":
+    tokenizer: Tokenizer = borrowed or tk.ByteTokenizer(options.separator)
+    if options.tokenizer == "gpt2" and not borrowed:
         tokenizer = tk.load_gpt2()  # before the reading, which takes time: this may fail
-    counted = Count(tk.Alphabet() if options.tokenizer == "char" else None)
+    is_new = options.tokenizer == "char" and not borrowed
+    counted = Count(
+        tk.Alphabet() if is_new else None, None if options.lines else order.LineSample()
+    )
+    unknown = vocabulary.UnknownCharacters(borrowed) if borrowed else None
     with _progress(corpus, "survey") as bar:
-        documents = corpus.documents(bar.update)
-        if options.tokenizer == "bpe":
+        documents = read_documents(options, corpus, bar.update, unknown)
+        if options.tokenizer == "bpe" and not borrowed:
             short = tk.safe_chunks(counted.watch(documents), 1 << 16)
             tokenizer = tk.train_bpe((text for _, text in short), options.vocab_size)
         else:
             for document, text in documents:
                 counted.add(document, text)
+    if unknown and options.unknown == "error":
+        n_symbols = tokenizer.vocab_size - (tokenizer.separator is not None)
+        unknown.check(corpus.name, str(options.tokenizer_from), n_symbols)
     if counted.blank:
-        n_characters = sum(counted.characters)
-        found = f"only white space ({n_characters:,} characters)" if n_characters else "no text"
-        raise UserError(
-            f"{corpus.name}: {found} in {corpus.size():,} bytes; give a text to learn from"
-        )
+        raise UserError(_no_text(corpus, counted, unknown))
     if counted.alphabet is not None:
         tokenizer = tk.CharTokenizer(counted.alphabet.symbols(), options.separator)
     return counted, tokenizer
 
 
-# --- which documents are for validation ---
-
-
-def choose_validation(characters: Sequence[int], val_fraction: float, seed: int) -> np.ndarray:
-    """Which documents are for validation: a boolean per document, neither all nor none if there are
-    two or more; a single one is for training.
-
-    In a seeded order, a document is taken where it still fits into `val_fraction` of the
-    characters; one more is taken if that comes closer to it.
-    """
-    import numpy as np
-
-    sizes = np.array(characters, np.int64)
-    chosen = np.zeros(len(sizes), bool)
-    if len(sizes) == 1:  # its end is for validation: `split_tokens`
-        return chosen
-    missing = val_fraction * sizes.sum()
-    for document in np.random.default_rng(seed).permutation(len(sizes)):
-        if sizes[document] <= missing:
-            chosen[document] = True
-            missing -= sizes[document]
-    # What would remain or be exceeded if one more were taken. Where none is taken yet, every
-    # document is too large, and it is the smallest.
-    distance = np.where(chosen, np.inf, abs(sizes - missing))
-    if distance.min() < missing or not chosen.any():
-        chosen[distance.argmin()] = True
-    if chosen.all():
-        chosen[sizes.argmin()] = False
-    return chosen
+def _no_text(corpus: Corpus, counted: Count, unknown: UnknownCharacters | None) -> str:
+    n_characters = sum(counted.characters)
+    found = f"only white space ({n_characters:,} characters)" if n_characters else "no text"
+    if unknown and unknown.counts:
+        found += f", without the {unknown.counts.total():,} characters that the vocabulary lacks,"
+    return f"{corpus.name}: {found} in {corpus.size():,} bytes; give a text to learn from"
 
 
 # --- the second pass: encode ---
-
-
-@dataclass
-class Split:
-    """One of the two token files, and what was written into it."""
-
-    file: BufferedRandom
-    tokens: int = 0
-    bytes: int = 0  # of text, as UTF-8
-    documents: int = 0
 
 
 def write_tokens(
@@ -194,9 +208,7 @@ def write_tokens(
 
     A separator, where the tokenizer has one, stands between the documents of a split.
     """
-    between = b""
-    if tokenizer.separator is not None:
-        between = tokenizer.separator.to_bytes(tokenizer.dtype.itemsize, "little")
+    between = separator_bytes(tokenizer)
     current = -1
     n_separators = 0
     for document, text, ids in _encoded(texts, tokenizer):
@@ -207,6 +219,7 @@ def write_tokens(
                 split.tokens += 1
                 n_separators += 1
             split.documents += 1
+            split.starts.append(split.tokens)
             current = document
         split.file.write(ids.data)
         split.tokens += len(ids)
@@ -231,64 +244,31 @@ def _encoded(
             yield document, text, ids
 
 
-def split_tokens(tokenizer: Tokenizer, val_fraction: float, train: Split, val: Split) -> None:
-    """Move the last of one document's tokens from train to val.
-
-    Of n tokens train keeps int((1 - val_fraction) * n), computed exactly: in floats, (1 - 0.9) * 10
-    is less than 1.
-    """
-    import numpy as np
-
-    n_tokens = train.tokens
-    n_train = int((1 - Fraction(str(val_fraction))) * n_tokens)
-    end = n_train * tokenizer.dtype.itemsize
-    lengths = tokenizer.byte_lengths()
-    train.file.seek(end)
-    while chunk := train.file.read(1 << 18):
-        val.file.write(chunk)
-        val.bytes += int(lengths[np.frombuffer(chunk, tokenizer.dtype)].sum())
-    train.file.truncate(end)
-    train.tokens = n_train
-    train.bytes -= val.bytes
-    val.tokens = n_tokens - n_train
-    val.documents = 1
-
-
 def encode(
     folder: Path,
     options: Options,
     corpus: Corpus,
     tokenizer: Tokenizer,
     counted: Count,
-    in_val: Sequence[bool],
 ) -> dict:
     """Write train.bin, val.bin and dataset.json; return what the last holds. UserError for a corpus
     too small or not at rest.
     """
     from data.dataset import FORMAT
 
-    counted_records = corpus.records
     n_documents = len(counted.characters)
     n_characters = sum(counted.characters)
+    in_val, is_cut = plan_split(counted.characters, options.val_fraction, options.seed)
     train_path = folder / "train.bin"
     val_path = folder / "val.bin"
     with train_path.open("w+b") as train_file, val_path.open("w+b") as val_file:
         train = Split(train_file)
         val = Split(val_file)
-        try:
-            with _progress(corpus, "encode") as bar:
-                texts = corpus.documents(bar.update)
-                n_separators = write_tokens(texts, tokenizer, in_val, train, val)
-            changed = corpus.records != counted_records
-        except (UserError, IndexError):
-            # The first pass met no unreadable text, no unknown character and no further document.
-            changed = True
-        if changed:
-            raise UserError(
-                f"{corpus.name} changed while it was read; start again when it is at rest"
-            )
-        if n_documents == 1:
-            split_tokens(tokenizer, options.val_fraction, train, val)
+        n_separators = _encode_again(options, corpus, tokenizer, in_val.tolist(), train, val)
+        n_cut = 0
+        if is_cut:
+            n_cut, more = cut_end(tokenizer, options.val_fraction, train, val)
+            n_separators += more
         if min(train.tokens, val.tokens) < 2:
             raise UserError(
                 f"{corpus.name} is too small: {n_characters:,} characters in {n_documents:,} "
@@ -304,13 +284,45 @@ def encode(
             "documents": n_documents,
             "characters": n_characters,
             "separators": n_separators,
-            "sources": counted_records,
+            "sources": corpus.records,
             "seed": options.seed,
             "val_fraction": options.val_fraction,
             "options": options.recorded(),
+            "inputs": list(options.corpus),
         }
+        if n_documents > 1 and n_cut:
+            dataset["tokens_cut_off"] = n_cut
     (folder / "dataset.json").write_text(json.dumps(dataset, indent=1) + "\n", encoding="utf-8")
     return dataset
+
+
+def _encode_again(
+    options: Options,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    in_val: Sequence[bool],
+    train: Split,
+    val: Split,
+) -> int:
+    """`write_tokens` of what the first pass has read. UserError where it is another text by now."""
+    from data.vocabulary import UnknownCharacters
+
+    counted_records = corpus.records
+    unknown = UnknownCharacters(tokenizer) if options.unknown == "drop" else None
+    try:
+        with _progress(corpus, "encode") as bar:
+            texts = read_documents(options, corpus, bar.update, unknown)
+            n_separators = write_tokens(texts, tokenizer, in_val, train, val)
+        changed = corpus.records != counted_records
+    except (UserError, IndexError):
+        # The first pass met no unreadable text, no unknown character and no further document.
+        changed = True
+    if changed:
+        raise UserError(f"{corpus.name} changed while it was read; start again when it is at rest")
+    if unknown and unknown.counts:
+        event = f"characters left out, as the vocabulary lacks them: {unknown.listed()}; in all"
+        corpus.events[event] = unknown.counts.total()
+    return n_separators
 
 
 def _finished(split: Split) -> dict:
@@ -377,37 +389,128 @@ def prepare(options: Options) -> int:
     """
     from data.sources import open_corpus
 
+    if options.check is not None:
+        if options.corpus != Options.corpus:
+            raise UserError(
+                f"--check reads a prepared folder and prepares nothing: leave out "
+                f"{' '.join(options.corpus)}"
+            )
+        return check(options.check)
     _check(options)
+    borrowed = None
+    if options.tokenizer_from is not None:
+        from data.vocabulary import borrow_tokenizer
+
+        borrowed = borrow_tokenizer(options.tokenizer_from)
+        options = _like(options, borrowed)
     corpus = open_corpus(options.corpus, options.field, options.encoding)
-    out = options.out or Path("data", "prepared", f"{corpus.name}-{options.tokenizer}")
-    if _is_prepared(out, options, corpus):
+    name = f"{corpus.name}-{options.tokenizer}"
+    if options.tokenizer_from is not None:
+        name = f"{corpus.name}-for-{options.tokenizer_from.resolve().stem}"
+    out = options.out or Path("data", "prepared", name)
+    if _is_prepared(out, options, corpus, borrowed):
         print(f"already prepared: {out}")
-        _print_next_command(out)
+        _note_old_split(out, options.val_fraction)
+        _print_next_command(out, options)
         return 0
     with contextlib.closing(FolderLock(out, out.with_name(f".{out.name}.lock"))) as lock:
         lock.take()
-        return _prepare_into(out, options, corpus)
+        return _prepare_into(out, options, corpus, borrowed)
 
 
-def _prepare_into(out: Path, options: Options, corpus: Corpus) -> int:
+def check(folder: Path) -> int:
+    """Read a prepared folder through and say what was found. UserError where it is damaged."""
+    from data.dataset import Dataset
+    from data.tokenizer import load_tokenizer
+
+    began = time.perf_counter()
+    dataset = Dataset(folder)
+    vocab_size = load_tokenizer(dataset.tokenizer_spec).vocab_size
+    dataset.check_content(vocab_size, with_digests=True)
+    seconds = time.perf_counter() - began
+    for name, tokens in dataset.tokens.items():
+        is_recorded = bool(dataset.info["splits"][name]["sha256"])
+        print(
+            f"{folder / name}.bin: {len(tokens):,} tokens, all ids below {vocab_size:,}, SHA-256 "
+            f"{'as recorded' if is_recorded else 'not recorded'}"
+        )
+    megabytes = sum(tokens.nbytes for tokens in dataset.tokens.values()) / 1e6
+    print(f"read through in {seconds:.1f} s ({megabytes / seconds:,.0f} MB a second)")
+    return 0
+
+
+def _note_old_split(out: Path, val_fraction: float) -> None:
+    """Say so where a folder of several documents is from before the end of one could be cut."""
+    from data.dataset import Dataset
+
+    info = Dataset(out).info
+    n_val = info["splits"]["val"]["tokens"]
+    share = n_val / (n_val + info["splits"]["train"]["tokens"])
+    if info["documents"] > 1 and "tokens_cut_off" not in info and abs(share - val_fraction) > 0.03:
+        print(
+            f"note: {share:.1%} of its tokens are for validation; --overwrite comes nearer to "
+            f"--val-fraction {val_fraction} where that is because of one large document",
+            file=sys.stderr,
+        )
+
+
+def _like(options: Options, borrowed: Tokenizer) -> Options:
+    """The options with the tokenizer that was borrowed. UserError where they ask for another."""
+    kind = cast(TokenizerName, borrowed.kind)
+    has_separator = borrowed.separator is not None and borrowed.cuts_anywhere
+    if options.tokenizer not in (Options.tokenizer, kind):
+        raise UserError(
+            f"--tokenizer {options.tokenizer}: the vocabulary of {options.tokenizer_from} is of "
+            f"kind {kind}; leave --tokenizer out"
+        )
+    if options.separator and borrowed.separator is None:
+        raise UserError(
+            f"--separator: the vocabulary of {options.tokenizer_from} has no separator; leave it "
+            "out, as one more id would fit no weights of that run"
+        )
+    return replace(options, tokenizer=kind, separator=has_separator)
+
+
+def _prepare_into(
+    out: Path, options: Options, corpus: Corpus, borrowed: Tokenizer | None = None
+) -> int:
     """Prepare into a folder that no one else is preparing into."""
     began = time.perf_counter()
-    counted, tokenizer = count(options, corpus)
-    in_val = choose_validation(counted.characters, options.val_fraction, options.seed).tolist()
+    counted, tokenizer = count(options, corpus, borrowed)
     for path in out.parent.glob(f"{out.name}.partial-*"):
         print(f"in use by another run, or left by one that was killed: {path}")
     with publish(out) as folder:
-        dataset = encode(folder, options, corpus, tokenizer, counted, in_val)
+        dataset = encode(folder, options, corpus, tokenizer, counted)
     _report(dataset, tokenizer, options)
     for event, n in corpus.events.items():
         if n:
             print(f"{event}: {n:,}")
+    _note_order(dataset, counted, options)
+    if tokenizer.has_cut_runs:
+        print(
+            "note: runs of characters without a break, as in a genome, were cut into pieces before "
+            "they were encoded; --tokenizer byte or char needs no breaks",
+            file=sys.stderr,
+        )
     seconds = time.perf_counter() - began
     megabytes = sum(split["bytes"] for split in dataset["splits"].values()) / 1e6
     rate = megabytes / seconds
     print(f"written to {out} in {seconds:.1f} s ({rate:,.0f} MB of text a second)")
-    _print_next_command(out)
+    _print_next_command(out, options)
     return 0
+
+
+def _note_order(dataset: dict, counted: Count, options: Options) -> None:
+    """Say so where the end of a list was taken for validation, and the list is in an order."""
+    is_cut = dataset["documents"] == 1 or "tokens_cut_off" in dataset
+    if counted.lines is not None and is_cut:
+        reason = counted.lines.why_uneven(options.val_fraction)
+        if reason:
+            print(
+                f"note: {reason}, and validation is the last of them: --lines makes each line a "
+                "document, and validation lines drawn at random",
+                file=sys.stderr,
+            )
 
 
 def _check(options: Options) -> None:
@@ -416,14 +519,25 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does"
         )
+    if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
+        raise UserError(
+            f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
+        )
     if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
         raise UserError(
             "--vocab-size is for --tokenizer bpe alone: "
             f"the size of {options.tokenizer} follows from what it is"
         )
+    if options.tokenizer_from is None and options.unknown == "drop":
+        raise UserError(
+            "--unknown drop is for --tokenizer-from alone: "
+            "a vocabulary made of the text lacks nothing of it"
+        )
 
 
-def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
+def _is_prepared(
+    out: Path, options: Options, corpus: Corpus, borrowed: Tokenizer | None = None
+) -> bool:
     """True if `out` holds what would be written; False if it is missing, empty or may be replaced;
     UserError otherwise.
     """
@@ -438,26 +552,32 @@ def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
     if options.overwrite:
         return False
     from data.dataset import Dataset
+    from data.tokenizer import load_tokenizer
 
-    found = Dataset(out).info  # UserError for a damaged folder, or one of another format
-    there = found | found["options"]
-    wanted = options.recorded() | {"seed": options.seed, "val_fraction": options.val_fraction}
+    dataset = Dataset(out)  # UserError for a damaged folder, or one of another format
+    found = dataset.info
+    given = {"seed": options.seed, "val_fraction": options.val_fraction}
+    wanted = LATER_OPTIONS | options.recorded() | given
+    there = LATER_OPTIONS | found | found.get("options", {})
     differences = [
-        f"{key} {there[key]!r}, not {value!r}"
+        f"{key} {there.get(key)!r}, not {value!r}"
         for key, value in wanted.items()
-        if there[key] != value
+        if there.get(key) != value
     ]
+    if borrowed is not None and borrowed.spec() != found["tokenizer"]:
+        differences.append("another vocabulary")
     if not differences:
         with _progress(corpus, "compare") as bar:
             for _ in corpus.documents(bar.update):
                 pass  # reading it all is what fills `records`
-        if corpus.records != found["sources"]:
+        if corpus.records != found.get("sources"):
             differences.append("other source text")
     if differences:
         raise UserError(
             f"{out} holds {'; '.join(differences)}\n"
             "--overwrite replaces it, --out DIR leaves it alone"
         )
+    dataset.check_content(load_tokenizer(dataset.tokenizer_spec).vocab_size, with_digests=True)
     return True
 
 
@@ -470,23 +590,47 @@ def _report(dataset: dict, tokenizer: Tokenizer, options: Options) -> None:
     print(f"characters per token: {n_characters / n_tokens:.2f}")
     n_ids = tokenizer.vocab_size
     print(f"vocabulary: {n_ids:,} ids ({tokenizer.kind}), stored as {dataset['dtype']}")
-    if options.tokenizer == "bpe" and n_ids < options.vocab_size:
+    if options.tokenizer_from is not None:
+        print(f"  taken from {options.tokenizer_from}")
+    elif options.tokenizer == "bpe" and n_ids < options.vocab_size:
         asked = f"{options.vocab_size:,}"
         print(f"  fewer than the {asked} asked for: the corpus has no more pairs to merge")
     for name, split in dataset["splits"].items():
         share = f"{split['tokens'] / n_tokens:.1%}"
         print(f"{name}: {split['tokens']:,} tokens ({share}), documents: {split['documents']:,}")
+    if n_cut := dataset.get("tokens_cut_off"):
+        print(
+            f"  the last {n_cut:,} tokens of training's documents went to validation, as whole "
+            f"documents come no nearer than a point to --val-fraction {options.val_fraction}"
+        )
     none = " (none asked for)" if tokenizer.separator is None else ""
     print(f"separators inserted: {dataset['separators']:,}{none}")
 
 
-def _print_next_command(out: Path) -> None:
+def _print_next_command(out: Path, options: Options) -> None:
+    data = shlex.quote(out.as_posix())
+    run = shlex.quote(f"runs/{out.name}")
     command = "python train.py shakespeare-char"
-    if out != Path("data", "prepared", "shakespeare-char"):  # the preset's own
-        data = shlex.quote(out.as_posix())
-        run = shlex.quote(f"runs/{out.name}")
+    source = options.tokenizer_from
+    if source is not None and (tuning := _fine_tuning(source)):
+        command = f"{tuning} --data {data} --out {run}"
+    elif out != Path("data", "prepared", "shakespeare-char"):  # the preset's own
         command += f" --data {data} --out {run}"
     print(f"next: {command}")
+
+
+def _fine_tuning(source: Path) -> str:
+    """The beginning of the command that fine-tunes the run whose vocabulary was taken; "" where it
+    was not a run's.
+    """
+    from data.vocabulary import run_folder
+
+    folder = run_folder(source)
+    if folder is None:
+        return ""
+    weights = folder if source.name == "config.json" else source
+    config = shlex.quote((folder / "config.json").as_posix())
+    return f"python train.py {config} --init-from {shlex.quote(weights.as_posix())}"
 
 
 def _progress(corpus: Corpus, description: str):

@@ -12,24 +12,40 @@ from __future__ import annotations
 
 import base64
 import codecs
+import contextlib
 import http.client
+import json
 import re
+import subprocess
+import sys
+import tempfile
+import threading
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import chain, groupby, pairwise
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 
+from data import merging
 from data.names import TOKENIZERS
-from errors import UserError
+from errors import MachineError, UserError
 from machine import usable_cpus
 
 FORMAT = 1  # of a spec
 SEPARATOR_TEXT = "<|endoftext|>"  # how the separator's id is printed
 # A BPE's text is cut into pieces of at least this size, to be shared out among the cores.
 CHUNK_CHARACTERS = 1 << 17
+# A longer run of characters without a safe cut, which is no ordinary text, is cut after every so
+# many. In one piece tiktoken's time would grow faster than the text, and at about a million
+# characters its regular expressions fail.
+LONGEST_RUN = 1 << 16
+# A BPE is trained on at most so many characters of text with hardly a break: nearly every piece of
+# it is new, and is kept in memory.
+DENSE_CHARACTERS = 1 << 23
 UNKNOWN = 0xFFFFFFFF  # in place of an id
 ALL_BYTES = [bytes([i]) for i in range(256)]
 
@@ -59,6 +75,8 @@ class Tokenizer(ABC):
     """The id that stands between two documents, if there is one."""
     cuts_anywhere = True
     """encode(a + b) == encode(a) + encode(b) for every a and b; else cut as `safe_cut` does."""
+    has_cut_runs = False
+    """Whether a text had a run without a break so long that it was cut (`run_cuts`)."""
 
     def __init__(self, pieces: list[bytes], separator: bool):
         self.pieces = pieces
@@ -248,16 +266,30 @@ class BPETokenizer(Tokenizer):
         )
 
     def _encode(self, text: str) -> np.ndarray:
+        cuts = run_cuts(text)
+        self.has_cut_runs = self.has_cut_runs or bool(cuts)
         # No special token is looked for, and none is refused: all text is ordinary.
-        return self._encoding.encode_to_numpy(text, disallowed_special=())
+        ids = [
+            self._encoding.encode_to_numpy(text[begin:end], disallowed_special=())
+            for begin, end in pairwise([0, *cuts, len(text)])
+        ]
+        return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         n = usable_cpus()
         shares = [texts[i::n] for i in range(n)]
         ids = [np.empty(0)] * len(texts)
+        is_over = threading.Event()
+
+        def encode_share(share: Sequence[str]) -> list[np.ndarray]:
+            return [self.encode(text) for text in share if not is_over.is_set()]
+
         with ThreadPoolExecutor(n) as pool:  # tiktoken lets go of the interpreter's lock
-            for i, share in enumerate(pool.map(super().encode_batch, shares)):
-                ids[i::n] = share
+            try:
+                for i, share in enumerate(pool.map(encode_share, shares)):
+                    ids[i::n] = share
+            finally:
+                is_over.set()  # Ctrl-C waits for a text, not for a share
         return ids
 
     def spec(self) -> dict:
@@ -298,19 +330,94 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
     `vocab_size` counts the 256 bytes, the merges and the separator; a small corpus runs out of
     pairs to merge and yields fewer. Texts should be short (`safe_chunks`): 256 of them are held at
-    once. UserError for a `vocab_size` out of range.
+    once. Of text with hardly a break, a genome, say, `DENSE_CHARACTERS` are enough, and a note says
+    so. UserError for a `vocab_size` out of range, MachineError if the training fails.
     """
-    import rustbpe
-
     if not 257 <= vocab_size <= 1 << 24:
         raise UserError(
             f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) "
             "and 16,777,216"
         )
-    trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(iter(texts), vocab_size - 1, buffer_size=256)
-    ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
-    return BPETokenizer("bpe", trainer.get_pattern(), [bytes(token) for token, _ in ranked])
+    learned = _learn_merges(_bounded(texts), vocab_size - 1)
+    tokens = [base64.b64decode(token) for token in learned["tokens"]]
+    return BPETokenizer("bpe", learned["pattern"], tokens)
+
+
+def _learn_merges(texts: Iterable[str], n_tokens: int) -> dict:
+    """What `data.merging` makes of the texts, in a process of its own."""
+    command = [sys.executable, "-P", str(Path(merging.__file__))]
+    with tempfile.TemporaryFile() as error:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _send(process.stdin, texts, n_tokens)
+            answer = process.stdout.read()
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if process.returncode != 0:
+            error.seek(0)
+            lines = error.read().decode(errors="replace").split("\n")
+            reason = next((line for line in reversed(lines) if line.strip()), "")
+            if process.returncode < 0:
+                reason = f"signal {-process.returncode}; is there memory enough?"
+            raise MachineError(
+                f"training the BPE failed ({reason[:200]}); --tokenizer byte needs no training"
+            )
+    return json.loads(answer)
+
+
+def _send(stream: IO[bytes], texts: Iterable[str], n_tokens: int) -> None:
+    """Write to the process that learns; if that is gone, its exit code says why."""
+    header = json.dumps({"n_tokens": n_tokens}).encode() + b"\n"
+    for message in chain([header], map(_packed, texts), [_length(merging.END)]):
+        try:
+            stream.write(message)
+        except BrokenPipeError:
+            return
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+
+
+def _packed(text: str) -> bytes:
+    raw = text.encode()
+    return _length(len(raw)) + raw
+
+
+def _length(n_bytes: int) -> bytes:
+    return n_bytes.to_bytes(4, "little")
+
+
+def _bounded(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, without those with hardly a break once there were `DENSE_CHARACTERS` of them."""
+    n_dense = 0
+    n_left_out = 0
+    for text in texts:
+        if is_dense(text):
+            n_dense += len(text)
+            if n_dense > DENSE_CHARACTERS:
+                n_left_out += len(text)
+                continue
+        yield text
+    if n_left_out:
+        print(
+            f"note: the BPE was not trained on {n_left_out:,} characters of text with hardly a "
+            f"break, after {DENSE_CHARACTERS:,} of it; they are encoded all the same",
+            file=sys.stderr,
+        )
+
+
+def is_dense(text: str) -> bool:
+    """Whether safe cuts are more than 50 characters apart, by the beginning of a text."""
+    sample = min(len(text), 4096)
+    return sample >= 64 and 50 * len(_SAFE_CUT.findall(text, 0, sample)) < sample
 
 
 def load_gpt2() -> BPETokenizer:
@@ -360,36 +467,67 @@ _MARKS = r"!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
 _SAFE_CUT = re.compile(rf"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\W_])(?=[{_MARKS}])")
 
 
-def safe_cut(text: str, start: int) -> int:
+def safe_cut(text: str, start: int, end: int = sys.maxsize) -> int:
     """The first place at or after `start` where a BPE's text may be cut without changing its
-    tokens, or -1.
+    tokens, or -1; what lies at `end` and after is not looked at.
     """
-    match = _SAFE_CUT.search(text, start)
+    match = _SAFE_CUT.search(text, start, end)
     return match.start() if match else -1
+
+
+def run_cuts(text: str) -> list[int]:
+    """Places at which a BPE's text is cut although that may change its tokens: after every
+    `LONGEST_RUN` characters of a run that has no safe cut. Ordinary text has no such run.
+    """
+    half = LONGEST_RUN // 2
+    blocks = range(0, len(text) - half + 1, half)
+    # A longer run holds one of these blocks whole.
+    if len(text) <= LONGEST_RUN or all(safe_cut(text, at, at + half) >= 0 for at in blocks):
+        return []
+    cuts = []
+    last = 0
+    for end in chain((match.start() for match in _SAFE_CUT.finditer(text)), [len(text)]):
+        while end - last > LONGEST_RUN:
+            last += LONGEST_RUN
+            cuts.append(last)
+        last = end
+    return cuts
 
 
 def safe_chunks(
     pieces: Iterable[tuple[int, str]], size: int = CHUNK_CHARACTERS
 ) -> Iterator[tuple[int, str]]:
-    """Re-cut (document, text) so that each chunk holds at least `size` characters, save a
-    document's last, cut safely.
+    """Re-cut (document, text) into chunks of at least `size` characters, save a document's last and
+    one before a long run; encoding them one by one gives the tokens of the whole.
 
-    Text without a safe cut is held until one comes; encoding the chunks one by one gives the tokens
-    of the whole.
+    They are cut safely, and where no safe cut comes for `LONGEST_RUN` characters, as `run_cuts`
+    does; so no more than that and `size` are held beside the piece in hand.
     """
     for document, group in groupby(pieces, key=lambda piece: piece[0]):
         held = ""
-        searched = 0  # no place before it is a cut
         for _, text in group:
             held += text
             begin = 0
-            while (cut := safe_cut(held, max(begin + size, searched))) > 0:
-                yield document, held[begin:cut]
-                begin = cut
-                searched = 0
+            while (end := _chunk_end(held, begin, size)) > 0:
+                yield document, held[begin:end]
+                begin = end
             held = held[begin:]
-            searched = max(size, len(held) - 2)  # a cut looks two characters around
         yield document, held
+
+
+def _chunk_end(text: str, begin: int, size: int) -> int:
+    """Where a chunk that begins at `begin` ends, or -1 if that depends on text still to come."""
+    near = begin + size
+    far = near + LONGEST_RUN
+    cut = safe_cut(text, near, far + 2)  # a cut looks two characters ahead
+    if cut >= 0 or len(text) < far + 2:
+        return cut
+    last = begin
+    for match in _SAFE_CUT.finditer(text, begin + 1, near + 2):
+        last = match.start()
+    if last > begin:
+        return last  # from there on there is nothing but the run
+    return begin + max(1, size // LONGEST_RUN) * LONGEST_RUN
 
 
 class StreamDecoder:

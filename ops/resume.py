@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs import Config, RunConfig
 from data.dataset import Dataset
+from data.vocabulary import preparing_again
 from errors import UserError
 from model.gpt import GPT
 from ops.checkpoint import LATEST, Checkpoint, find, load, load_weights
@@ -144,9 +145,10 @@ def initial_weights(
         source = find(config.run.init_from)
         other = load(source)
         if other.tokenizer != dataset.tokenizer_spec:
+            command, folder = preparing_again(dataset, config.run.init_from)
             raise UserError(
-                f"{source} was trained with another tokenizer than {dataset.folder} has: "
-                "prepare the data with that one"
+                f"{source} was trained with another vocabulary than {dataset.folder} has. Prepare "
+                f"the text with that one, and train with --data {folder}:\n  {command}"
             )
         return load_weights(model, other, source)
     return []

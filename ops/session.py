@@ -75,7 +75,9 @@ class Session:
                 self.lock.take(may_create=False)
             self.folder, config, checkpoint = open_folder(config, self.dataset)
             self.config = config = resolve(config)
+            self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
             self.dataset.check_context(config.model.context_length)
+            self.dataset.check_content(self.tokenizer.vocab_size)
             distributed.check(config)
             if config.run.init_from and not checkpoint:
                 find(config.run.init_from)
@@ -86,7 +88,6 @@ class Session:
             optim.batch_size, optim.micro_batch_size, self.processes.rank, self.processes.count
         )
         self.device = self.processes.device(run.device)
-        self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
         warn_at_start(config, self.tokenizer.vocab_size, self.processes.count)
         set_up(run)
         self.checkpoint = checkpoint

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from data import prepare as prepare_module
-from data.prepare import choose_validation
 from data.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -240,27 +239,6 @@ def test_a_bpe_that_runs_out_of_pairs_says_so(poem, tmp_path):
     assert 257 < n_ids < 400
     assert f"{n_ids} ids (bpe)" in printed
     assert "fewer than the 5,000 asked for" in printed
-
-
-@pytest.mark.parametrize(
-    ("characters", "val_fraction", "n_val"),
-    [
-        ([10, 10], 0.1, 1),
-        ([1000, 1], 0.5, 1),
-        ([10] * 10, 0.1, 1),
-        ([10] * 10, 0.99, 9),
-        ([10] * 10, 0.0001, 1),
-        ([1] * 1000 + [9000], 0.09, 900),
-    ],
-)
-def test_validation_documents(characters, val_fraction, n_val):
-    chosen = choose_validation(characters, val_fraction, seed=0)
-    assert chosen.sum() == n_val
-    np.testing.assert_array_equal(chosen, choose_validation(characters, val_fraction, seed=0))
-
-
-def test_validation_takes_the_smallest_when_all_are_too_large():
-    assert choose_validation([500, 300, 700], 0.01, seed=5).tolist() == [False, True, False]
 
 
 # --- sources and policy ---

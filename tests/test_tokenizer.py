@@ -5,8 +5,11 @@ token.
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 import regex
 
 from data import tokenizer as tk
-from errors import UserError
+from errors import MachineError, UserError
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -361,3 +364,174 @@ def test_chunks_keep_documents_apart_and_hold_text_that_has_no_safe_cut():
         (1, "x" * 100),
         (2, "e f"),
     ]
+
+
+# --- text without breaks ---
+
+
+def test_a_run_is_cut_after_so_many_characters(monkeypatch):
+    monkeypatch.setattr(tk, "LONGEST_RUN", 8)
+    assert tk.run_cuts("a" * 8) == []
+    assert tk.run_cuts("a" * 9) == [8]
+    assert tk.run_cuts("a" * 24) == [8, 16]
+    assert tk.run_cuts("a" * 25) == [8, 16, 24]
+    assert tk.run_cuts("two words " * 20) == []
+    assert tk.run_cuts("aa " + "b" * 20 + ", cc") == [10, 18]  # counted from the cut before " b"
+    assert tk.run_cuts("a" + " " * 20 + "b") == [8, 16]
+    assert tk.run_cuts("") == []
+
+
+@pytest.mark.parametrize("kind", ["bpe", "gpt2"])
+@pytest.mark.parametrize(("size", "longest"), [(1, 8), (4, 16), (16, 8), (40, 16), (16, 32)])
+def test_long_runs_give_the_same_tokens_in_chunks_and_whole(
+    kind, size, longest, request, monkeypatch
+):
+    monkeypatch.setattr(tk, "LONGEST_RUN", longest)
+    tokenizer, rng = request.getfixturevalue(kind), random.Random(size)
+    n_cut = 0
+    for _ in range(200):
+        runs = [rng.choice(["acgt", " ", "\n", "-", "\u4e2d", "9"]) * rng.randrange(40)]
+        text = "".join(rng.choices([*runs, adversarial(rng), "a word. "], k=6))
+        feed = [(0, text[i : i + 5]) for i in range(0, len(text), 5)]
+        chunks = [chunk for _, chunk in tk.safe_chunks(feed, size)]
+        assert "".join(chunks) == text
+        whole = tokenizer.encode(text)
+        np.testing.assert_array_equal(np.concatenate(tokenizer.encode_batch(chunks)), whole)
+        assert tokenizer.decode(whole) == text
+        n_cut += bool(tk.run_cuts(text))
+        if not tk.run_cuts(text):
+            assert whole.tolist() == tokenizer._encoding.encode_ordinary(text)
+    assert n_cut > 30
+
+
+@pytest.mark.parametrize("run", ["ac", " ", "\n"])
+@pytest.mark.parametrize("kind", ["bpe", "gpt2"])
+def test_a_run_of_any_length_has_ids(run, kind, request):
+    """In one piece a million spaces are more than tiktoken's regular expressions can take."""
+    tokenizer = request.getfixturevalue(kind)
+    text = f"before {run * (1_500_000 // len(run))} after"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.has_cut_runs
+
+
+def test_little_of_a_run_is_held():
+    n_read = 0
+    n_written = 0
+
+    def feed():
+        nonlocal n_read
+        for _ in range(40):
+            n_read += 40_000
+            yield 0, "acgt" * 10_000
+
+    for _, chunk in tk.safe_chunks(feed(), 1 << 17):
+        assert n_read - n_written <= (1 << 17) + tk.LONGEST_RUN + 40_002
+        n_written += len(chunk)
+    assert n_written == 1_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "is_dense"),
+    [
+        ("acgt" * 1000, True),
+        (("acgt" * 15 + "\n") * 100, True),
+        ("".join(f"{i:064x}\n" for i in range(100)), True),
+        ("acgt" * 10, False),  # too short to say
+        ("The quick brown fox jumps over the lazy dog.\n" * 50, False),
+        ("\u6628\u65e5\u306f\u5929\u6c17\u304c\u826f\u304b\u3063\u305f\u3002" * 50, False),
+        ("https://example.org/a/page?id=5\n" * 50, False),
+        ("function a(b){return b?c(b-1):d[e]}" * 50, False),
+    ],
+)
+def test_text_with_hardly_a_break(text, is_dense):
+    assert tk.is_dense(text) == is_dense
+
+
+def test_a_bpe_learns_from_so_much_of_a_genome_and_no_more(monkeypatch, capsys):
+    monkeypatch.setattr(tk, "DENSE_CHARACTERS", 1000)
+    texts = ["some words, and so on. " * 5, "ac" * 500, "gt" * 500, "zz yy " * 30]
+    tokenizer = tk.train_bpe(texts, 300)
+    assert b"ac" in tokenizer.pieces
+    assert b"zz" in tokenizer.pieces
+    assert b"gt" not in tokenizer.pieces
+    assert "not trained on 1,000 characters of text with hardly a break" in capsys.readouterr().err
+    assert tk.train_bpe(texts[::3], 300).vocab_size
+    assert capsys.readouterr().err == ""
+
+
+def test_a_batch_stops_where_one_text_fails(bpe, monkeypatch):
+    """As Ctrl-C does: the others wait for the text in hand, not for all of theirs."""
+    encoded = []
+
+    def encode(text):
+        time.sleep(0.01)
+        if text == "bad":  # by now the other share is in hand
+            raise UserError("bad")
+        encoded.append(text)
+
+    monkeypatch.setattr(tk, "cpu_cores", lambda: 2)
+    monkeypatch.setattr(bpe, "encode", encode)
+    with pytest.raises(UserError):
+        bpe.encode_batch(["bad"] + ["good"] * 199)
+    assert len(encoded) < 50
+
+
+# --- the process that learns ---
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Replaces the program that learns by another; returns the processes that were started."""
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def replace(code):
+        (tmp_path / "stand_in.py").write_text(code)
+        monkeypatch.setattr(tk.merging, "__file__", str(tmp_path / "stand_in.py"))
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.stdin.buffer.read(); raise MemoryError('too much')", "too much"),
+        ("raise ImportError('no rustbpe')", "no rustbpe"),  # before it has read anything
+        ("import os; os.kill(os.getpid(), 9)", "signal 9; is there memory enough"),
+    ],
+)
+def test_a_training_that_fails_says_why(code, message, stand_in):
+    stand_in(code)
+    with pytest.raises(MachineError, match=message) as caught:
+        tk.train_bpe(["ab ab " * 20_000] * 10, 300)
+    assert "--tokenizer byte" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX knows them")
+def test_ctrl_c_ends_the_training(stand_in):
+    started = stand_in("import sys, time; sys.stdin.buffer.read(); time.sleep(60)")
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        tk.train_bpe(["ab ab"], 300)
+    timer.join()
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+def test_a_text_that_can_not_be_read_ends_the_training(stand_in):
+    def texts():
+        yield "ab " * 1000
+        raise UserError("no text")
+
+    started = stand_in("import sys, time; sys.stdin.buffer.read(); time.sleep(60)")
+    with pytest.raises(UserError, match="no text"):
+        tk.train_bpe(texts(), 300)
+    assert started[0].returncode is not None
