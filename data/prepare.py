@@ -21,12 +21,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from io import BufferedRandom
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
-    f"{', '.join(CORPORA)}, or paths: text, .jsonl, .parquet, any of them .gz, folders, "
-    "- for standard input"
+    f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
+    "them gzipped, folders, - for standard input"
 )
 
 
@@ -64,8 +64,17 @@ class Options:
     """folder to write (data/prepared/CORPUS-TOKENIZER unless given)"""
     separator: bool = False
     """put a separator id between documents with char and byte too, as bpe and gpt2 always do"""
-    field: str = "text"
-    """the field of JSON Lines or column of Parquet that holds the text"""
+    field: str | None = None
+    """the field of JSON or column of Parquet or CSV that holds the text (unless given: text; CSV is
+    read only if it is given)
+    """
+    format: Literal["auto", "text", "jsonl", "csv"] = "auto"
+    """auto: files are recognised by their content; text: each is plain text, whatever it looks
+    like; jsonl, csv: each is that
+    """
+    skip_broken: bool = False
+    """skip broken rows of JSON, CSV and Parquet, and count them, in place of stopping at the first
+    """
     encoding: str | None = None
     """encoding of the text, where it is not UTF-8"""
     seed: int = 1337
@@ -75,9 +84,10 @@ class Options:
 
     def recorded(self) -> dict:
         """The options that decide the content of the files, as dataset.json keeps them."""
-        names = ("tokenizer", "separator", "field", "encoding")
+        names = ("tokenizer", "separator", "encoding", "format", "skip_broken")
         vocab_size = self.vocab_size if self.tokenizer == "bpe" else None
-        return {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
+        values = {name: getattr(self, name) for name in names}
+        return {"vocab_size": vocab_size, "field": self.field or "text", **values}
 
 
 # --- the first pass: count ---
@@ -87,10 +97,14 @@ class Count:
     """What the first pass learns of the documents, a chunk of text at a time."""
 
     def __init__(self, alphabet: Alphabet | None):
+        from data.characters import Survey
+
         self.characters = array("Q")
         """Of each document."""
         self.alphabet = alphabet
         """The characters there are; None where nobody asks for them, as that takes time."""
+        self.survey = Survey()
+        """Of characters that hint at a fault."""
         self.blank = True
         """True as long as there was white space only."""
 
@@ -99,6 +113,7 @@ class Count:
             self.characters.append(0)
         self.characters[document] += len(text)
         self.blank = self.blank and text.isspace()
+        self.survey.add(text)
         if self.alphabet is not None:
             self.alphabet.add(text)
 
@@ -378,7 +393,9 @@ def prepare(options: Options) -> int:
     from data.sources import open_corpus
 
     _check(options)
-    corpus = open_corpus(options.corpus, options.field, options.encoding)
+    corpus = open_corpus(
+        options.corpus, options.field, options.encoding, options.format, options.skip_broken
+    )
     out = options.out or Path("data", "prepared", f"{corpus.name}-{options.tokenizer}")
     if _is_prepared(out, options, corpus):
         print(f"already prepared: {out}")
@@ -399,9 +416,8 @@ def _prepare_into(out: Path, options: Options, corpus: Corpus) -> int:
     with publish(out) as folder:
         dataset = encode(folder, options, corpus, tokenizer, counted, in_val)
     _report(dataset, tokenizer, options)
-    for event, n in corpus.events.items():
-        if n:
-            print(f"{event}: {n:,}")
+    for line in [*corpus.report(), *counted.survey.report()]:
+        print(line)
     seconds = time.perf_counter() - began
     megabytes = sum(split["bytes"] for split in dataset["splits"].values()) / 1e6
     rate = megabytes / seconds
@@ -440,7 +456,8 @@ def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
     from data.dataset import Dataset
 
     found = Dataset(out).info  # UserError for a damaged folder, or one of another format
-    there = found | found["options"]
+    # An option that a folder from before does not record had its default then.
+    there = asdict(Options()) | found | found["options"]
     wanted = options.recorded() | {"seed": options.seed, "val_fraction": options.val_fraction}
     differences = [
         f"{key} {there[key]!r}, not {value!r}"
