@@ -27,6 +27,7 @@ NAMES = {
     0xFFFD: "replacement of what did not decode",
 }
 NUMPY_PAYS = 1 << 14  # bytes
+LONGEST = 3  # characters that one may be decomposed into, as Hangul is
 SHOWN = 6  # characters that a line names
 
 
@@ -36,7 +37,7 @@ class Survey:
     def __init__(self):
         self._n = np.zeros(0x110000, np.int64)  # of characters in text that goes beyond ASCII
         self._controls: dict[int, int] = {}
-        self._last = ""
+        self._tail = ""
         self.n_composed = 0
         self.n_decomposed = 0
         self.example = ""
@@ -50,7 +51,7 @@ class Survey:
             self._add_controls(text.encode())
         else:
             self._add_letters(text)
-        self._last = text[-1]
+        self._tail = (self._tail + text[-LONGEST:])[-LONGEST:]
 
     def _add_controls(self, raw: bytes) -> None:
         """Count controls in Latin-1 bytes."""
@@ -73,10 +74,10 @@ class Survey:
         self.n_composed += len(raw.translate(None, _NOT_COMPOSED))
 
     def _add_decomposed(self, text: str) -> None:
-        text = self._last + text  # whose mark may stand first
+        text = self._tail + text  # whose mark may stand first
         if unicodedata.is_normalized("NFC", text):
             return
-        self.n_decomposed += len(text) - len(unicodedata.normalize("NFC", text))
+        self.n_decomposed += _n_joined(text) - _n_joined(self._tail)
         if not self.example:
             self.example = next(iter(_decomposed(text)), "")
 
@@ -118,6 +119,10 @@ def _may_hold_controls(codes: np.ndarray) -> bool:
     return bool(codes.max() >= 127 or codes.min() < 9 or (codes - np.uint8(11)).min() <= 20)
 
 
+def _n_joined(text: str) -> int:
+    return len(text) - len(unicodedata.normalize("NFC", text))
+
+
 def _is_composed(character: str) -> bool:
     parts = unicodedata.normalize("NFD", character)
     return len(parts) > 1 and unicodedata.normalize("NFC", parts) == character
@@ -143,6 +148,8 @@ def _controls_line(odd: dict[int, int]) -> str:
     line = f"suspicious control characters: {sum(odd.values()):,}: {', '.join(shown)}"
     if any(128 <= code < 160 and code != 0x85 for code in odd):
         line += "; C1 is often Windows-1252 taken for Latin-1: try --encoding cp1252"
+    if 0x1B in odd:
+        line += "; escape begins terminal colours, or ISO-2022-JP: --encoding iso2022_jp"
     return line
 
 

@@ -1,9 +1,8 @@
 """What a text that does not decode may be encoded in, by how well each reading looks like language.
 
-charset-normalizer was tried on samples of sixteen languages in their usual encodings, from twelve
-characters to thousands: the right one was among its first three 97 times in 118, and never for
-Hebrew or for short Thai, Greek and Cyrillic. The tables below have it first 121 times of
-124 or so; see tests/test_encodings.py.
+Whether charset-normalizer earns its place was tried on 51 sentences of 23 languages in their usual
+encodings, which none of the tables below was made for: the right one came first 33 times and among
+the first three 43 times. The tables have it first 48 times and among three always, and know Johab.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 SAMPLE_BYTES = 1 << 16
-SCORED_CHARACTERS = 3000
+SCORED_CHARACTERS = 1000
 LEAST_SCORE = 0.2  # of a reading that is worth naming
-NEAR = 0.4  # and no further than this behind the best
+NEAR = 0.3  # and no further than this behind the best
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ HANGUL = (
     "실명재회금난분심예외차파하늘직군남단진람레터결각강교속식복업치든야김울"
 )
 CJK_MARKS = "、。,.:;!?「」『』()《》〈〉“”‘’—…・·〜～　【】％"
-WESTERN = "éèàâêîôûçëïüöäßñáíóúãõåæøœÉÈÀÂÊÎÔÛÇÜÖÄÑÁÍÓÚÅÆØŒ"
-WESTERN_RARE = "ìòùÿÌÒÙýÝðÐþÞÃÕËÏŸšžŠŽ"
+WESTERN = "éèàâêîôûçëïüöäßñáíóúãõåæøœìòùÉÈÀÂÊÎÔÛÇÜÖÄÑÁÍÓÚÅÆØŒ"
+WESTERN_RARE = "ÿÌÒÙýÝðÐþÞÃÕËÏŸšžŠŽ"
 CENTRAL = "ąćęłńóśźżáčďéěíňřšťúůýžőűöüäăâîşţôĺľŕßđĄĆĘŁŃÓŚŹŻÁČĎÉĚÍŇŘŠŤÚŮÝŽŐŰÖÜÄĂÂÎŞŢĐ"
 TURKISH = "çğıöşüâîÇĞİÖŞÜ"
 BALTIC = "āčēģīķļņšūžąęėįųõäöüĀČĒĢĪĶĻŅŠŪŽĄĘĖĮŲÕÄÖÜ"
@@ -172,15 +171,13 @@ def _readings(sample: bytes, offset: int) -> Iterator[tuple[str, str, float]]:
         text = _decode(sample[-offset % width :], encoding)
         if text and len(text) > 3 and (score := _wide_score(text)) > 0.5:
             yield encoding, text, score
-    if b"\0" in sample:
-        return
     whole = _from_a_boundary(sample) if offset else sample
     for profile in PROFILES:
         for family in profile.encodings:
             for encoding in family:
                 text = _decode(whole, encoding)
                 if text is not None:
-                    handicap = 0.1 if encoding in UNUSUAL else 0
+                    handicap = 0.25 if encoding in UNUSUAL else 0
                     yield encoding, text, _score(text, profile) - handicap
                     break
 
@@ -294,6 +291,8 @@ def _value_in_latin(character: str, before: str, after: str) -> float:
         return -0.5
     if (character.isupper() and before.islower()) or (character.islower() and after.isupper()):
         return -1
+    if character in "ìòù" and after.isalpha():
+        return -0.5  # at the end of Italian words alone
     if not (before.isalpha() or after.isalpha()):
         return 0.5 if character in "àÀéóúíà" else 0
     return 1
@@ -316,15 +315,15 @@ def _value_of_sign(character: str, before: str, after: str, profile: Profile) ->
     """Of what is no usual letter of the profile's languages."""
     in_word = before.isalpha() and after.isalpha()
     if character == "’" and in_word:
-        return 0.9
+        return 1
     if character in profile.rare:
         return -0.2 if not (character.isupper() and before.islower()) else -1
     if character in OPENING:
-        return 0.8 if not before.isalnum() and not after.isspace() else -1
+        return 1 if not before.isalnum() and not after.isspace() else -1
     if character in CLOSING:
-        return 0.8 if not before.isspace() and not after.isalnum() else -1
+        return 1 if not before.isspace() and not after.isalnum() else -1
     if character in SIGNS and not in_word:
-        return 0.4
+        return 0.6
     if character.isprintable() and character.isalpha():
         return -0.5
     return -1 if character.isprintable() else -2
