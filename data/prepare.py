@@ -457,7 +457,8 @@ def _is_prepared(out: Path, options: Options, corpus: Corpus) -> bool:
 
     found = Dataset(out).info  # UserError for a damaged folder, or one of another format
     # An option that a folder from before does not record had its default then.
-    there = asdict(Options()) | found | found["options"]
+    there = asdict(Options()) | found["options"]
+    there |= {key: found[key] for key in ("seed", "val_fraction")}
     wanted = options.recorded() | {"seed": options.seed, "val_fraction": options.val_fraction}
     differences = [
         f"{key} {there[key]!r}, not {value!r}"
