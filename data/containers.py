@@ -29,6 +29,10 @@ class Container:
     is_text: bool = False
     """Whether it may be taken for plain text, if the user says so."""
 
+    def way(self, file: str) -> str:
+        """The remedy for a file, named as a shell takes it."""
+        return self.remedy.replace("FILE", file)
+
 
 WEIGHTS = "train on text; this holds numbers or objects"
 PICTURE = "train on text; tesseract and other OCR read it from pictures"
@@ -36,6 +40,8 @@ SOUND = "train on text; this is sound or film"
 OFFICE = "libreoffice --headless --convert-to txt makes a text of it"
 PANDOC = "pandoc -t plain -f"
 TAR = Container("a tar archive", remedy="mkdir D && tar -xf FILE -C D, then give the folder D")
+
+TAR_NAME = re.compile(r"\.tar\.\w+$|\.t(?:xz|bz2?|zst|lz)$")
 
 # Zip is looked into: the archive's first names say whose document it is.
 ZIPS = (
@@ -123,6 +129,9 @@ def recognise(head: bytes) -> Container | None:
 def refuse(name: str, container: Container, n_gzips: int = 0) -> UserError:
     """The error for a file of that kind, with the way out; `n_gzips` are around it already."""
     file = "FILE" if name == "stdin" else shlex.quote(name)
+    if TAR_NAME.search(name.lower()) and container is not TAR and not n_gzips:
+        # Piped through, it would only be a tar archive then.
+        return UserError(f"{name} is {container.name}, a tar archive inside: {TAR.way(file)}")
     inside = " inside gzip" if n_gzips else ""
     error = f"{name} is {container.name}{inside}, which is not read"
     if container.to_text:
@@ -131,7 +140,7 @@ def refuse(name: str, container: Container, n_gzips: int = 0) -> UserError:
             command = f"gzip -dc < {file} | {command}"
         way = f"{command} | python -m data.prepare -"
     else:
-        way = container.remedy.replace("FILE", file)
+        way = container.way(file)
     if container.is_text:
         way += " (--format text takes it as it is)"
     return UserError(f"{error}: {way}")

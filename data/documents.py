@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.containers import GZIP, HEAD_BYTES, PARQUET, recognise, refuse
-from data.encodings import SAMPLE_BYTES, Reading, damaged_utf8, likely_encodings
+from data.encodings import SAMPLE_BYTES, Reading, damaged_utf8, is_utf8, likely_encodings
 from data.rows import (
     TEXT,
     Broken,
@@ -223,7 +223,10 @@ class Corpus:
         if self.format == "text":
             return TEXT
         bom, encoding = self._encoding_of(head)
-        text = head[len(bom) :].decode(encoding, "ignore")
+        try:
+            text = head[len(bom) :].decode(encoding, "ignore")
+        except UnicodeError:  # some codecs can't ignore; the reading will say
+            return TEXT
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         is_whole = len(head) < HEAD_BYTES
         suffix = f".{self.format}" if self.format != "auto" else suffix_of(file)
@@ -286,7 +289,7 @@ class Corpus:
         is_lenient = has_rows and self.skip_broken
         chunk = stream.read(max(CHUNK_BYTES, 4))  # 4: the longest byte-order mark
         bom, encoding = self._encoding_of(chunk)
-        self._count_encoding(bom, encoding)
+        self._count_encoding(bom, encoding, chunk)
         errors = "surrogateescape" if is_lenient else "strict"
         decoder = codecs.getincrementaldecoder(encoding)(errors)
         place = Place(file.name, encoding, stream, len(bom))
@@ -325,11 +328,15 @@ class Corpus:
                     break
         return bom, encoding
 
-    def _count_encoding(self, bom: bytes, encoding: str) -> None:
+    def _count_encoding(self, bom: bytes, encoding: str, chunk: bytes) -> None:
         if bom:
             self.events["byte-order marks dropped"] += 1
         if encoding != "utf-8":
             self.events[f"files read as {encoding}"] += 1
+            if not bom and is_utf8(chunk, beyond_ascii=True):
+                self.events[
+                    f"of these, utf-8 by their content (is --encoding {encoding} right?)"
+                ] += 1
 
     def _newlines(self, text: str) -> str:
         if "\r" not in text:
@@ -466,13 +473,16 @@ class Place:
 
     def _way(self, chunk: bytes, place: int) -> str:
         """What to do about a byte that does not decode."""
+        sample = self._sample(chunk, place)[0]
         if self._encoding == "utf-8":
-            n_bad = damaged_utf8(self._sample(chunk, place)[0])
+            n_bad = damaged_utf8(sample)
             if n_bad:
                 return (
                     f"the rest around it is utf-8, so {n_bad:,} place(s) are damaged or pasted: "
                     "mend them, or drop them: iconv -c -f utf-8 -t utf-8 FILE > NEW"
                 )
+        elif is_utf8(sample) and b"\0" not in sample:
+            return "it reads as utf-8: leave --encoding out"
         readings = self._readings(chunk, place)
         if not readings:
             return (

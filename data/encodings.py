@@ -156,6 +156,12 @@ def likely_encodings(sample: bytes, at: int, offset: int = 0) -> list[Reading]:
     return [Reading(encoding, _shown(sample, at, encoding)) for _, encoding, _ in scored[:3]]
 
 
+def is_utf8(sample: bytes, beyond_ascii: bool = False) -> bool:
+    """Whether a sample that may end inside a character is UTF-8, and more than ASCII if asked."""
+    text = _decode(sample, "utf-8")
+    return text is not None and not (beyond_ascii and text.isascii())
+
+
 def damaged_utf8(sample: bytes) -> int:
     """How many places of a sample are not UTF-8, if most of what is not ASCII in it is; else 0."""
     text = sample.decode("utf-8", "replace")

@@ -92,6 +92,13 @@ def test_an_archive_inside_gzip_is_named(name, tmp_path):
         read(write(tmp_path / name, content))
 
 
+@pytest.mark.parametrize("name", ["a.tar.zst", "a.tar.zstd", "a.tzst"])
+def test_an_archive_is_not_piped_to_be_refused_again(name, tmp_path):
+    path = write(tmp_path / name, KINDS["zst"][0])
+    with pytest.raises(UserError, match=rf"zstd, a tar archive inside: mkdir D && tar -xf {path}"):
+        read(path)
+
+
 def test_another_format_named_gz_is_named_for_what_it_is(tmp_path):
     with pytest.raises(UserError, match=r"a\.txt\.gz is compressed with zstd, "):
         read(write(tmp_path / "a.txt.gz", KINDS["zst"][0]))

@@ -110,3 +110,14 @@ def test_damage_in_utf8_is_told_as_damage(tmp_path):
     path = write(tmp_path / "a.txt", "élève ".encode() * 30 + b"\xe9 ")
     with pytest.raises(UserError, match=r"\nthe rest around it is utf-8, so 1 place.*iconv -c"):
         read(path)
+
+
+def test_utf8_read_as_something_else_is_said_or_refused(tmp_path):
+    path = write(tmp_path / "a.txt", "élève ".encode() * 9)
+    events = read(path, encoding="latin-1")[1]
+    assert events["of these, utf-8 by their content (is --encoding latin-1 right?)"] == 1
+    for encoding in ("ascii", "utf-16"):
+        with pytest.raises(UserError, match=f"is not {encoding}: .*\nit reads as utf-8: leave"):
+            read(path, encoding=encoding)
+    plain = write(tmp_path / "b.txt", b"plain words")
+    assert read(plain, encoding="latin-1")[1] == {"files read as latin-1": 1}

@@ -143,6 +143,13 @@ def test_settings_in_a_folder_are_text_and_said_to_be(tmp_path):
         read(tmp_path / "package.json")
 
 
+@pytest.mark.parametrize("head", ["<!DOCTYPE html>", "\n<html>", "\ufeff<?xml version='1.0'?>"])
+def test_markup_is_text_and_said_to_be(head, tmp_path):
+    documents, events, _ = read(write(tmp_path / "a.txt", f"{head}<p>Hi</p>".encode()))
+    assert documents[0].endswith("<p>Hi</p>")
+    assert events["files of HTML or XML read as plain text, tags and all"] == 1
+
+
 # --- CSV ---
 
 
