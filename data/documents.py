@@ -1,13 +1,18 @@
 """Files read as a stream of documents: one policy for all text, reported when it acts.
 
+* What a file is, its first bytes say, not its name: gzip and Parquet are read, other containers
+  named and refused (`data.containers`), JSON and CSV recognised (`data.rows`). `--format` overrules
+  that.
 * UTF-8, strictly, whatever the locale; `--encoding` says otherwise. A byte-order mark is dropped,
-  and tells UTF-16 and UTF-32. Bytes that do not decode end the reading, with file, offset and byte:
-  nothing is replaced or skipped in silence.
+  and tells UTF-16 and UTF-32. Bytes that do not decode end the reading, with file, offset, byte and
+  the encodings it may be (`data.encodings`): nothing is replaced or skipped in silence.
 * CRLF and lone CR become "\\n".
 * A file named by the user may not hold NUL characters. (In a folder, `data.sources` takes such
   files for binary and skips them.)
-* A text file is one document; so is a line of JSON Lines and a row of Parquet. Empty documents are
-  skipped.
+* A text file is one document; so is a row of JSON Lines, JSON, CSV and Parquet. A row without text
+  (null, "", an empty object) is an empty document, and those are skipped and counted. A row that is
+  broken (no JSON, no such field, no text in it) ends the reading, with file and line, unless
+  `--skip-broken` is given: then it is skipped and counted too.
 """
 
 from __future__ import annotations
@@ -15,24 +20,39 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
-import itertools
-import json
-import shutil
-import tempfile
+import re
+import shlex
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from data.containers import GZIP, HEAD_BYTES, PARQUET, recognise, refuse
+from data.encodings import SAMPLE_BYTES, Reading, damaged_utf8, is_utf8, likely_encodings
+from data.rows import (
+    TEXT,
+    Broken,
+    Readable,
+    Row,
+    Syntax,
+    csv_rows,
+    json_lines,
+    json_rows,
+    parquet_rows,
+    recognise_syntax,
+)
 from errors import UserError
 
 # A chunk of this size stays in the processor's cache, with all that becomes of it: three times as
 # fast as chunks of 1 << 20.
 CHUNK_BYTES = 1 << 18
+DEFAULT_FIELD = "text"
+LONE_OBJECT = Syntax("text", is_lone_object=True)
+MARKUP = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|html|\?xml|mediawiki)", re.IGNORECASE)
 HASHED_AT_ONCE = 1 << 18  # bytes that are worth a thread's attention
 BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
     codecs.BOM_UTF8: "utf-8",
@@ -41,14 +61,6 @@ BOMS = {  # UTF-32 before UTF-16: its little-endian mark begins with UTF-16's
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-
-
-class Readable(Protocol):
-    """What a document is read from: anything with `read`."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; all that are left if it is negative."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ class File:
     """bytes on disk"""
     open: Callable[[], IO[bytes]]
     """opens it for a pass"""
+    is_named: bool = True
+    """by the user, not found in a folder"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class Source:
     name: str
     files: list[File]
     n_binary: int = 0
+    packed: Mapping[str, int] = field(default_factory=dict)
+    """Of those, how many were which kind of container."""
 
 
 class Corpus:
@@ -81,9 +97,23 @@ class Corpus:
     chunk at a time.
     """
 
-    def __init__(self, sources: list[Source], field: str = "text", encoding: str | None = None):
+    def __init__(
+        self,
+        sources: list[Source],
+        field: str | None = None,
+        encoding: str | None = None,
+        format: str = "auto",
+        skip_broken: bool = False,
+    ):
         self.sources = sources
-        self.field = field
+        self.asked_field = field
+        """The field that the user named; there must be a source with fields then."""
+        self.field = field or DEFAULT_FIELD
+        self.format = format
+        """auto: by content; text, jsonl or csv: all but Parquet is that."""
+        self.skip_broken = skip_broken
+        self.first_broken = ""
+        """Where the first broken row was that the latest pass skipped, and what was wrong."""
         self.encoding = encoding or "utf-8"
         self.name = "+".join(Path(source.name.removesuffix(".gz")).stem for source in sources)[:80]
         self.events: Counter[str] = Counter()
@@ -108,11 +138,15 @@ class Corpus:
 
         `progress` is told of bytes as they are read. UserError for what cannot be read as text.
         """
+        self._check_field()
         self.events.clear()
+        self.first_broken = ""
         records = []
         n_documents = 0
         for source in self.sources:
             self.events["binary files skipped"] += source.n_binary
+            for kind, n in source.packed.items():
+                self.events[f"of these, {kind}"] += n
             with ThreadPoolExecutor(1) as pool:
                 digest = Digest(pool)
                 for file in source.files:
@@ -133,28 +167,133 @@ class Corpus:
             records.append({"name": source.name, "bytes": n_bytes, "sha256": sha256})
         self.records = records
 
-    def _read(self, file: File, stream: Readable) -> Iterable[Iterable[str]]:
-        """Yield each document of a file as its chunks."""
-        name = file.name.lower()
-        if name.endswith(".gz"):
-            file_object: Any = stream  # gzip needs no more of it than `read`
-            stream = gzip.GzipFile(fileobj=file_object)
-        kind = Path(name.removesuffix(".gz")).suffix
-        if kind == ".parquet":
-            return self._parquet(file, stream)
-        if kind in (".jsonl", ".ndjson"):
-            return self._json_lines(file, stream)
-        return [self._decode(file, stream)]
+    def report(self) -> list[str]:
+        """What the policy did in the latest pass, a line each."""
+        lines = [f"{event}: {n:,}" for event, n in self.events.items() if n]
+        if self.first_broken:
+            lines.append(f"  the first: {self.first_broken}")
+        return lines
 
-    def _decode(self, file: File, stream: Readable) -> Iterator[str]:
+    def _check_field(self) -> None:
+        """UserError where a field is asked for and no source has fields."""
+        if self.asked_field is None:
+            return
+        files = [file for source in self.sources for file in source.files]
+        for file in files:
+            with reading(file.name), file.open() as raw:
+                stream = unpacked(file, raw)[0]
+                if self._has_fields(file, stream):
+                    return
+        raise UserError(
+            f"--field {self.asked_field} is given, and {files[0].name} is plain text"
+            f"{', as are the others' if len(files) > 1 else ''}: there are no fields\n"
+            "leave --field out, or give JSON Lines, JSON, CSV (--format csv) or Parquet"
+        )
+
+    def _has_fields(self, file: File, stream: Peeked) -> bool:
+        head = stream.peek(HEAD_BYTES)
+        if recognise(head) or is_parquet(file, head):
+            return True  # what is refused is refused when it is read
+        return self._syntax(file, head).kind != "text"
+
+    def _read(self, file: File, raw: Readable) -> Iterable[Iterable[str]]:
+        """Yield each document of a file as its chunks."""
+        stream, n_gzips = unpacked(file, raw)
+        head = stream.peek(HEAD_BYTES)
+        container = recognise(head)
+        if container and not (container.is_text and self.format == "text"):
+            raise refuse(file.name, container, n_gzips)
+        if is_parquet(file, head):
+            return self._rows(file, "row", parquet_rows(stream, self.field, file.name))
+        syntax = self._syntax(file, head)
+        self._count_syntax(file, syntax, head)
+        if syntax.kind == "text":
+            return [self._decode(file, stream)]
+        texts = self._decode(file, stream, has_rows=True)
+        if syntax.kind == "jsonl":
+            rows = json_lines(texts, self.field)
+        elif syntax.kind == "json":
+            rows = json_rows(texts, self.field, file.name)
+        else:
+            rows = csv_rows(texts, self.field, file.name, syntax)
+        return self._rows(file, "line", rows)
+
+    def _syntax(self, file: File, head: bytes) -> Syntax:
+        """How the text of a file is written. UserError for CSV without --field."""
+        if self.format == "text":
+            return TEXT
+        bom, encoding = self._encoding_of(head)
+        try:
+            text = head[len(bom) :].decode(encoding, "ignore")
+        except UnicodeError:  # some codecs can't ignore; the reading will say
+            return TEXT
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        is_whole = len(head) < HEAD_BYTES
+        suffix = f".{self.format}" if self.format != "auto" else suffix_of(file)
+        syntax = recognise_syntax(text, is_whole, suffix, self.asked_field)
+        if syntax.kind == "csv" and self.asked_field is None:
+            columns = ", ".join(syntax.columns)[:200]
+            raise UserError(
+                f"{file.name} is CSV with the columns {columns}\n"
+                f"--field {shlex.quote(syntax.longest)} (or another column) reads the text in it, "
+                "--format text takes it as plain text"
+            )
+        if syntax.is_lone_object and not file.is_named and self.field not in syntax.columns:
+            return LONE_OBJECT  # the settings of a program among its sources, most likely
+        return syntax
+
+    def _count_syntax(self, file: File, syntax: Syntax, head: bytes) -> None:
+        """Note what a file's name does not say."""
+        if syntax.kind in ("json", "jsonl") and suffix_of(file) not in (".jsonl", ".ndjson"):
+            name = "JSON" if syntax.kind == "json" else "JSON Lines"
+            self.events[f"files recognised as {name}, of which {self.field!r} is read"] += 1
+        elif syntax.kind == "csv":
+            self.events[f"files read as CSV, column {self.field!r}"] += 1
+        elif syntax is LONE_OBJECT:
+            self.events[f"files of one JSON object without {self.field!r} read as plain text"] += 1
+        elif syntax.kind == "text" and MARKUP.match(head):
+            self.events["files of HTML or XML read as plain text, tags and all"] += 1
+
+    def _rows(self, file: File, unit: str, rows: Iterable[Row]) -> Iterator[list[str]]:
+        """Yield the text of each row; "" for an empty one. UserError for a broken one, unless those
+        are skipped, and for a file of broken ones alone.
+        """
+        n_rows = 0
+        n_broken = 0
+        first = ""
+        for number, text in rows:
+            n_rows += 1
+            if not isinstance(text, Broken):
+                yield [self._newlines(text or "")]
+                continue
+            where = f"{file.name}, {unit} {number:,}: {text}"
+            if not self.skip_broken:
+                raise UserError(
+                    f"{where}\n--skip-broken goes on without such {unit}s, "
+                    "--format text takes it all as plain text"
+                )
+            n_broken += 1
+            first = first or where
+            self.events["broken rows skipped"] += 1
+        self.first_broken = self.first_broken or first
+        if n_broken and n_broken == n_rows:
+            raise UserError(f"all {n_rows:,} {unit}s are broken; {first}")
+
+    def _decode(self, file: File, stream: Peeked, has_rows: bool = False) -> Iterator[str]:
         """Yield the text of a byte stream according to the policy above; exact wherever the chunks
         happen to be cut.
+
+        Where broken rows are skipped, bytes that do not decode become halves of surrogate pairs,
+        and the rows that hold them are broken.
         """
+        is_lenient = has_rows and self.skip_broken
         chunk = stream.read(max(CHUNK_BYTES, 4))  # 4: the longest byte-order mark
         bom, encoding = self._encoding_of(chunk)
-        decoder = codecs.getincrementaldecoder(encoding)("strict")
-        offset = len(bom)
-        chunk = chunk[offset:] or stream.read(CHUNK_BYTES)
+        self._count_encoding(bom, encoding, chunk)
+        errors = "surrogateescape" if is_lenient else "strict"
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+        place = Place(file.name, encoding, stream, len(bom))
+        chunk = chunk[len(bom) :] or stream.read(CHUNK_BYTES)
         held = ""
         last = False
         while not last:
@@ -162,29 +301,16 @@ class Corpus:
             try:
                 text = held + decoder.decode(chunk, last)
             except UnicodeError as error:
-                found = str(error)
-                if isinstance(error, UnicodeDecodeError):
-                    # The object that failed begins with bytes the decoder had held back.
-                    position = offset + len(chunk) - len(error.object) + error.start
-                    byte = error.object[error.start]
-                    found = f"byte 0x{byte:02x} at offset {position:,} ({error.reason})"
-                raise UserError(
-                    f"{file.name} is not {encoding}: {found}\n"
-                    "if you know how it is encoded, say so, "
-                    "as in --encoding gbk or --encoding latin-1"
-                ) from None
-            if "\0" in text:
-                raise UserError(
-                    f"{file.name} holds a NUL byte at offset {offset + chunk.find(0):,}, "
-                    "so it is not plain text\n"
-                    "if it is UTF-16 without a byte-order mark, say --encoding utf-16-le (or -be)"
-                )
+                raise place.undecodable(error, chunk) from None
+            if "\0" in text and not is_lenient:
+                raise place.binary(chunk)
             held = ""
             if text.endswith("\r") and not last:  # a "\n" may follow in the next chunk
                 held = "\r"
                 text = text[:-1]
-            yield self._newlines(text)
-            offset += len(chunk)
+            text = self._newlines(text)
+            yield text
+            place.passed(chunk, text)
             chunk = stream.read(CHUNK_BYTES)
 
     def _encoding_of(self, beginning: bytes) -> tuple[bytes, str]:
@@ -200,11 +326,17 @@ class Corpus:
                     bom = mark
                     encoding = marked
                     break
+        return bom, encoding
+
+    def _count_encoding(self, bom: bytes, encoding: str, chunk: bytes) -> None:
         if bom:
             self.events["byte-order marks dropped"] += 1
         if encoding != "utf-8":
             self.events[f"files read as {encoding}"] += 1
-        return bom, encoding
+            if not bom and is_utf8(chunk, beyond_ascii=True):
+                self.events[
+                    f"of these, utf-8 by their content (is --encoding {encoding} right?)"
+                ] += 1
 
     def _newlines(self, text: str) -> str:
         if "\r" not in text:
@@ -212,67 +344,152 @@ class Corpus:
         self.events["line ends (CRLF or CR) made \\n"] += text.count("\r")
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
-    def _json_lines(self, file: File, stream: Readable) -> Iterator[list[str]]:
-        for number, line in enumerate(_lines(self._decode(file, stream)), start=1):
-            if line.strip():
-                yield [self._newlines(self._json_text(line, f"{file.name}, line {number:,}"))]
 
-    def _json_text(self, line: str, where: str) -> str:
-        try:
-            record = json.loads(line)
-            text = record[self.field]
-            text.encode()  # JSON can spell half a surrogate pair, which is not a character
-        except KeyError:
-            fields = ", ".join(record)[:200] or "none"
-            what = f"no field {self.field!r}; fields found: {fields} (--field)"
-        except (TypeError, AttributeError):
-            what = f"no object with text in the field {self.field!r} (--field)"
-        except (ValueError, RecursionError) as error:
-            what = f"not JSON, or not text ({error})"
-        else:
-            return text
-        raise UserError(f"{where}: {what}")
-
-    def _parquet(self, file: File, stream: Readable) -> Iterator[list[str]]:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise UserError(
-                f"{file.name}: reading Parquet needs pyarrow: pip install pyarrow"
-            ) from None
-        # Parquet is read from its end and hashed from its beginning, so it is read from a copy.
-        with tempfile.TemporaryFile() as content:
-            shutil.copyfileobj(stream, content)
-            try:
-                table = pyarrow.parquet.ParquetFile(content)
-                if self.field not in table.schema_arrow.names:
-                    columns = ", ".join(table.schema_arrow.names)[:200]
-                    raise UserError(
-                        f"{file.name}: no column {self.field!r}; columns found: {columns} (--field)"
-                    )
-                for batch in table.iter_batches(batch_size=1024, columns=[self.field]):
-                    for text in batch.column(0).to_pylist():
-                        if not isinstance(text, str | None):
-                            found = type(text).__name__
-                            raise UserError(
-                                f"{file.name}: column {self.field!r} holds {found}, not text"
-                            )
-                        yield [self._newlines(text or "")]
-            except pyarrow.ArrowException as error:
-                raise UserError(f"cannot read {file.name}: {error}") from None
+def suffix_of(file: File) -> str:
+    """The end of a file's name, in lower case, without .gz."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The lines of a text that comes in chunks, without their ends; "\\n" alone ends a line."""
-    held: list[str] = []  # the beginning of a line that is not over yet
-    for text in itertools.chain(texts, ["\n"]):  # the last line may lack its end
-        *lines, rest = text.split("\n")
-        for line in lines:
-            held.append(line)
-            yield "".join(held)
-            held.clear()
-        held.append(rest)
+def is_parquet(file: File, head: bytes) -> bool:
+    """Whether a file is Parquet, by its first bytes or its name."""
+    return PARQUET.match(head) is not None or suffix_of(file) == ".parquet"
+
+
+def unpacked(file: File, raw: Readable) -> tuple[Peeked, int]:
+    """The content of a file that may be gzipped, whatever its name, and how often it was. Raises
+    OSError where it is named .gz and something else.
+    """
+    stream = Peeked(raw)
+    n_gzips = 0
+    while stream.peek(len(GZIP)).startswith(GZIP) and n_gzips < 3:
+        file_object: Any = stream  # gzip needs no more of it than `read`
+        stream = Peeked(gzip.GzipFile(fileobj=file_object))
+        n_gzips += 1
+    head = stream.peek(HEAD_BYTES)
+    if file.name.lower().endswith(".gz") and head and not n_gzips and not recognise(head):
+        raise gzip.BadGzipFile("it is named .gz and is not gzipped; rename it if it is text")
+    return stream, n_gzips
+
+
+class Peeked:
+    """A stream of which what comes next can be looked at before it is read."""
+
+    def __init__(self, stream: Readable):
+        self._stream = stream
+        self._held = b""
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes; fewer at the end of the stream."""
+        while len(self._held) < size:
+            chunk = self._stream.read(size - len(self._held))
+            if not chunk:
+                break
+            self._held += chunk
+        return self._held[:size]
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes; all that are left if it is negative."""
+        if not self._held:
+            return self._stream.read(size)
+        if size < 0:
+            size = len(self._held)
+        chunk = self._held[:size]
+        self._held = self._held[size:]
+        return chunk
+
+
+class Place:
+    """Where a file is being decoded, for the messages that end the reading."""
+
+    def __init__(self, name: str, encoding: str, stream: Readable, offset: int):
+        self._name = name
+        self._encoding = encoding
+        self._stream = stream
+        self._offset = offset  # of the next chunk
+        self._line = 1
+        self._before = b""  # the bytes before the next chunk, no more than are looked at
+
+    def passed(self, chunk: bytes, text: str) -> None:
+        """A chunk was decoded."""
+        self._offset += len(chunk)
+        self._line += text.count("\n")
+        self._before = (self._before + chunk)[-SAMPLE_BYTES // 2 :]
+
+    def undecodable(self, error: UnicodeError, chunk: bytes) -> UserError:
+        """The error for a chunk that does not decode, with the encodings it may be in."""
+        found = str(error)
+        place = 0
+        if isinstance(error, UnicodeDecodeError):
+            # The object that failed begins with bytes the decoder had held back.
+            place = len(chunk) - len(error.object) + error.start
+            byte = error.object[error.start]
+            line = self._line + error.object.count(b"\n", 0, error.start)
+            where = f"offset {self._offset + place:,} in line {line:,}"
+            found = f"byte 0x{byte:02x} at {where} ({error.reason})"
+        return UserError(
+            f"{self._name} is not {self._encoding}: {found}\n{self._way(chunk, place)}"
+        )
+
+    def binary(self, chunk: bytes) -> UserError:
+        """The error for a chunk with a NUL byte."""
+        place = max(chunk.find(0), 0)
+        where = f"offset {self._offset + place:,}"
+        readings = self._readings(chunk, place)
+        wide = [reading for reading in readings if reading.encoding.startswith("utf-")]
+        way = (
+            "if it is UTF-16 without a byte-order mark, say --encoding utf-16-le (or -be); "
+            "if it is a damaged text, tr -d '\\\\000' drops the byte"
+        )
+        if wide:
+            way = f"it looks like --encoding {wide[0].encoding} ({wide[0].shown!r})"
+        return UserError(
+            f"{self._name} holds a NUL byte at {where}, so it is not plain text\n{way}"
+        )
+
+    def _sample(self, chunk: bytes, place: int) -> tuple[bytes, int]:
+        """The bytes around a place in a chunk, and where in them it is. They begin where UTF-32
+        may.
+        """
+        behind = chunk
+        while len(behind) < place + SAMPLE_BYTES // 2:
+            more = self._stream.read(SAMPLE_BYTES)
+            if not more:
+                break
+            behind += more
+        start = max(place - SAMPLE_BYTES // 2, -len(self._before))
+        start += -(self._offset + start) % 4 if self._offset + start > 4 else 0
+        before = self._before[len(self._before) + start :] if start < 0 else b""
+        end = place + SAMPLE_BYTES // 2
+        return before + behind[max(start, 0) : end], place - start
+
+    def _readings(self, chunk: bytes, place: int) -> list[Reading]:
+        sample, at = self._sample(chunk, place)
+        offset = self._offset + place - at
+        return [
+            reading
+            for reading in likely_encodings(sample, at, offset)
+            if reading.encoding != self._encoding
+        ]
+
+    def _way(self, chunk: bytes, place: int) -> str:
+        """What to do about a byte that does not decode."""
+        sample = self._sample(chunk, place)[0]
+        if self._encoding == "utf-8":
+            n_bad = damaged_utf8(sample)
+            if n_bad:
+                return (
+                    f"the rest around it is utf-8, so {n_bad:,} place(s) are damaged or pasted: "
+                    "mend them, or drop them: iconv -c -f utf-8 -t utf-8 FILE > NEW"
+                )
+        elif is_utf8(sample) and b"\0" not in sample:
+            return "it reads as utf-8: leave --encoding out"
+        readings = self._readings(chunk, place)
+        if not readings:
+            return (
+                "if you know how it is encoded, say so, as in --encoding gbk or --encoding cp1252"
+            )
+        shown = [f"--encoding {reading.encoding} ({reading.shown!r})" for reading in readings]
+        return f"it may be {', or '.join(shown)}"
 
 
 class Digest:

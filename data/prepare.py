@@ -43,14 +43,20 @@ if TYPE_CHECKING:
     from data.tokenizer import Alphabet, Tokenizer
     from data.vocabulary import UnknownCharacters
 
-LATER_OPTIONS = {"lines": False, "borrowed": False, "unknown": "error"}
+LATER_OPTIONS = {
+    "lines": False,
+    "borrowed": False,
+    "unknown": "error",
+    "format": "auto",
+    "skip_broken": False,
+}
 """What dataset.json leaves out at these values, so that it reads as it did before there were
 such options.
 """
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
-    f"{', '.join(CORPORA)}, or paths: text, .jsonl, .parquet, any of them .gz, folders, "
-    "- for standard input"
+    f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
+    "them gzipped, folders, - for standard input"
 )
 
 
@@ -71,8 +77,17 @@ class Options:
     """folder to write (data/prepared/CORPUS-TOKENIZER unless given)"""
     separator: bool = False
     """put a separator id between documents with char and byte too, as bpe and gpt2 always do"""
-    field: str = "text"
-    """the field of JSON Lines or column of Parquet that holds the text"""
+    field: str | None = None
+    """the field of JSON or column of Parquet or CSV that holds the text (unless given: text; CSV is
+    read only if it is given)
+    """
+    format: Literal["auto", "text", "jsonl", "csv"] = "auto"
+    """auto: files are recognised by their content; text: each is plain text, whatever it looks
+    like; jsonl, csv: each is that
+    """
+    skip_broken: bool = False
+    """skip broken rows of JSON, CSV and Parquet, and count them, in place of stopping at the first
+    """
     encoding: str | None = None
     """encoding of the text, where it is not UTF-8"""
     seed: int = 1337
@@ -92,12 +107,18 @@ class Options:
         """The options that decide the content of the files, as dataset.json keeps them. What is
         left at its default and came later is not among them.
         """
-        names = ("tokenizer", "separator", "field", "encoding")
+        names = ("tokenizer", "separator", "encoding")
         is_trained = self.tokenizer == "bpe" and self.tokenizer_from is None
         vocab_size = self.vocab_size if is_trained else None
         kept = {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
-        is_borrowed = self.tokenizer_from is not None
-        later = {"lines": self.lines, "borrowed": is_borrowed, "unknown": self.unknown}
+        kept["field"] = self.field or "text"
+        later = {
+            "lines": self.lines,
+            "borrowed": self.tokenizer_from is not None,
+            "unknown": self.unknown,
+            "format": self.format,
+            "skip_broken": self.skip_broken,
+        }
         for name, value in later.items():
             if value != LATER_OPTIONS[name]:
                 kept[name] = value
@@ -111,12 +132,16 @@ class Count:
     """What the first pass learns of the documents, a chunk of text at a time."""
 
     def __init__(self, alphabet: Alphabet | None, lines: LineSample | None = None):
+        from data.characters import Survey
+
         self.characters = array("Q")
         """Of each document."""
         self.alphabet = alphabet
         """The characters there are; None where nobody asks for them, as that takes time."""
         self.lines = lines
         """Tells a list in an order; None where lines are documents anyway."""
+        self.survey = Survey()
+        """Of characters that hint at a fault."""
         self.blank = True
         """True as long as there was white space only."""
 
@@ -125,6 +150,7 @@ class Count:
             self.characters.append(0)
         self.characters[document] += len(text)
         self.blank = self.blank and text.isspace()
+        self.survey.add(text)
         if self.alphabet is not None:
             self.alphabet.add(text)
         if self.lines is not None:
@@ -403,7 +429,9 @@ def prepare(options: Options) -> int:
 
         borrowed = borrow_tokenizer(options.tokenizer_from)
         options = _like(options, borrowed)
-    corpus = open_corpus(options.corpus, options.field, options.encoding)
+    corpus = open_corpus(
+        options.corpus, options.field, options.encoding, options.format, options.skip_broken
+    )
     name = f"{corpus.name}-{options.tokenizer}"
     if options.tokenizer_from is not None:
         name = f"{corpus.name}-for-{options.tokenizer_from.resolve().stem}"
@@ -482,9 +510,8 @@ def _prepare_into(
     with publish(out) as folder:
         dataset = encode(folder, options, corpus, tokenizer, counted)
     _report(dataset, tokenizer, options)
-    for event, n in corpus.events.items():
-        if n:
-            print(f"{event}: {n:,}")
+    for line in [*corpus.report(), *counted.survey.report()]:
+        print(line)
     _note_order(dataset, counted, options)
     if tokenizer.has_cut_runs:
         print(
@@ -558,7 +585,8 @@ def _is_prepared(
     found = dataset.info
     given = {"seed": options.seed, "val_fraction": options.val_fraction}
     wanted = LATER_OPTIONS | options.recorded() | given
-    there = LATER_OPTIONS | found | found.get("options", {})
+    there = LATER_OPTIONS | found.get("options", {})
+    there |= {key: found.get(key) for key in given}
     differences = [
         f"{key} {there.get(key)!r}, not {value!r}"
         for key, value in wanted.items()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.encodings import SAMPLE_BYTES, likely_encodings
 from errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ def read_prompts(prompt: str = "", prompt_file: str = "", prompts_file: str = ""
         raise UserError(f"the prompt file {name} can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         found = f"byte {error.object[error.start]:#04x} at offset {error.start}"
-        raise UserError(f"the prompt file {name} isn't UTF-8: {found}") from None
+        near = slice(max(0, error.start - SAMPLE_BYTES // 2), error.start + SAMPLE_BYTES // 2)
+        sample = error.object[near]
+        likely = likely_encodings(sample, error.start - near.start, near.start)
+        way = f"\nmake it UTF-8, as iconv -f {likely[0].encoding} -t utf-8 may" if likely else ""
+        raise UserError(f"the prompt file {name} isn't UTF-8: {found}{way}") from None
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if prompt_file:
         return [text]

@@ -1,11 +1,11 @@
 """Where documents come from: named corpora, files, folders and standard input.
 
-In a folder, files with a NUL byte in their first 8,000 are taken for binary and skipped, unless
-they are Parquet or begin with a byte-order mark. Hidden names and symbolic links are not looked at.
+In a folder, files of a kind that is not read (archives, PDF) or with a NUL byte in their first
+8,000 are taken for binary and skipped, unless they are Parquet or begin with a byte-order mark.
+Hidden names and symbolic links are not looked at.
 What is read from a file is the business of `data.documents`.
 """
 
-import gzip
 import hashlib
 import http.client
 import io
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from data import plays
-from data.documents import BOMS, Corpus, File, Source, reading
+from data.containers import HEAD_BYTES, Container, recognise, refuse
+from data.documents import BOMS, Corpus, File, Source, is_parquet, reading, unpacked
 from data.names import CORPORA, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
 from errors import UserError
 
@@ -34,12 +35,18 @@ TINY_URL = (
 WAY_OUT = f"use the corpus {STDLIB}, which needs no network, or name a text file of your own"
 
 
-def open_corpus(names: Sequence[str], field: str = "text", encoding: str | None = None) -> Corpus:
+def open_corpus(
+    names: Sequence[str],
+    field: str | None = None,
+    encoding: str | None = None,
+    format: str = "auto",
+    skip_broken: bool = False,
+) -> Corpus:
     """The corpus of the given names and paths, in their order. UserError for a name that is
     neither.
     """
     sources = [NAMED[name]() if name in NAMED else _from_path(name) for name in names]
-    return Corpus(sources, field, encoding)
+    return Corpus(sources, field, encoding, format, skip_broken)
 
 
 # --- paths ---
@@ -59,8 +66,8 @@ def _from_path(name: str) -> Source:
     )
 
 
-def _file(path: Path, key: str) -> File:
-    return File(str(path), key, path.stat().st_size, lambda: path.open("rb"))
+def _file(path: Path, key: str, is_named: bool = True) -> File:
+    return File(str(path), key, path.stat().st_size, lambda: path.open("rb"), is_named)
 
 
 def _stdin() -> Source:
@@ -81,6 +88,8 @@ def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()
     """
     files = []
     n_binary = 0
+    packed: dict[str, int] = {}
+    way_out = ""
 
     def fail(error: OSError) -> None:
         raise UserError(f"cannot read {error.filename}: {error.strerror}")
@@ -88,27 +97,39 @@ def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()
     for folder, folders, names in os.walk(root, onerror=fail):
         # os.walk enters what this leaves in its list
         folders[:] = [entry for entry in folders if entry[0] != "." and entry not in without]
-        for entry in names:
+        for entry in sorted(names):
             path = Path(folder, entry)
             if entry.startswith(".") or not entry.endswith(suffix):
                 continue
             if path.is_symlink() or not path.is_file():
                 continue
-            if _is_binary(path):
-                n_binary += 1
-            else:
-                files.append(_file(path, path.relative_to(root).as_posix()))
+            file = _file(path, path.relative_to(root).as_posix(), is_named=False)
+            is_binary, container, n_gzips = _look_at(file)
+            if not is_binary:
+                files.append(file)
+                continue
+            n_binary += 1
+            if container:
+                packed[container.name] = packed.get(container.name, 0) + 1
+                way_out = way_out or f"\n{refuse(file.name, container, n_gzips)}"
     if not files:
-        raise UserError(f"{root} holds no text file ({n_binary} binary files skipped)")
-    return Source(name, sorted(files, key=lambda file: file.key), n_binary)
+        raise UserError(f"{root} holds no text file ({n_binary} binary files skipped){way_out}")
+    return Source(name, sorted(files, key=lambda file: file.key), n_binary, packed)
 
 
-def _is_binary(path: Path) -> bool:
-    """Whether a file in a folder is taken for binary, by what it begins with."""
-    kind = path.suffix.lower()
-    with reading(str(path)), gzip.open(path) if kind == ".gz" else path.open("rb") as file:
-        head = file.read(8000)
-    return b"\0" in head and kind != ".parquet" and not head.startswith(tuple(BOMS))
+def _look_at(file: File) -> tuple[bool, Container | None, int]:
+    """Of a file in a folder: whether it is taken for binary, which kind of container it is if it is
+    known, and how often it was gzipped.
+    """
+    with reading(file.name), file.open() as raw:
+        stream, n_gzips = unpacked(file, raw)
+        head = stream.peek(HEAD_BYTES)
+    container = recognise(head)
+    if container and not container.is_text:
+        return True, container, n_gzips
+    has_nul = b"\0" in head[:8000]
+    is_binary = has_nul and not is_parquet(file, head) and not head.startswith(tuple(BOMS))
+    return is_binary, None, n_gzips
 
 
 # --- named corpora ---

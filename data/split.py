@@ -90,11 +90,11 @@ def by_line(texts: Iterable[tuple[int, str]], events: Counter[str]) -> Iterator[
     """Make a document of every line: yield (number, line with its end). Blank lines are left out,
     and counted in `events`. `texts`: (document, chunk of its text).
     """
-    from data.documents import _lines
+    from data.rows import lines_of
 
     number = 0
     for _, chunks in groupby(texts, key=itemgetter(0)):
-        for line in _lines(text for _, text in chunks):
+        for line in lines_of(text for _, text in chunks):
             if line.strip():
                 yield number, f"{line}\n"
                 number += 1

@@ -31,6 +31,7 @@ from typing import IO
 import numpy as np
 
 from data import merging
+from data.characters import known_forms
 from data.names import TOKENIZERS
 from errors import MachineError, UserError
 from machine import usable_cpus
@@ -157,17 +158,20 @@ class CharTokenizer(Tokenizer):
         if suspect:
             unknown = sorted(set(text) - self.ids.keys())
             if unknown:
-                raise self._error(unknown)
+                raise self._error(unknown, text)
         return ids
 
-    def _error(self, unknown: list[str]) -> UserError:
+    def _error(self, unknown: list[str], text: str) -> UserError:
+        forms = known_forms(text, set(unknown), self.ids.keys())
+        offered = [f"{form!a} ({form}) for {part!a}" for part, form in forms.items()][:5]
+        way = f"known in another form: write {', '.join(offered)}; else " if offered else ""
         shown = ", ".join(map(ascii, unknown[:10]))
         if len(unknown) > 10:
             shown += ", ..."
         return UserError(
             f"{len(unknown)} character(s) of the text are not among the {len(self.symbols)} "
             f"of the vocabulary: {shown}\n"
-            "leave them out, or prepare the corpus with --tokenizer byte or bpe, "
+            f"{way}leave them out, or prepare the corpus with --tokenizer byte or bpe, "
             "which know every character"
         )
 

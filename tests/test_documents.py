@@ -160,7 +160,7 @@ def test_json_lines_field(tmp_path):
         (b'{"body": "x", "n": 1}', r"line 2: no field 'text'; fields found: body, n \(--field\)"),
         (b"{'text': 1}", "line 2: not JSON"),
         (b'{"text": ["x"]}', "line 2: no object with text"),
-        (b'{"text": null}', "line 2: no object with text"),
+        (b'{"text": 7}', "line 2: no object with text"),
         (b'["text"]', "line 2: no object with text"),
         (b'"text"', "line 2: no object with text"),
         (b'{"text": "\\ud800"}', "line 2: .*surrogates"),

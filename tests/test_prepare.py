@@ -306,6 +306,39 @@ def test_help_needs_no_heavy_import():
     )
 
 
+# --- what is said of the text ---
+
+
+def test_what_a_file_was_taken_for_is_said(tmp_path):
+    lines = "".join(
+        json.dumps({"body": f"Page {i}\x0c caf\xe9 cafe\u0301."}) + "\n" for i in range(40)
+    )
+    content = (lines + "{broken\n" + '{"body": null}\n').encode()
+    out = run(
+        "-", "--field", "body", "--skip-broken", "--out", tmp_path / "out", stdin=content
+    ).split("\n")
+    assert "documents: 40, characters: 790, tokens: 790" in out[1]
+    assert "files recognised as JSON Lines, of which 'body' is read: 1" in out
+    assert "broken rows skipped: 1" in out
+    assert any(line.startswith("  the first: stdin, line 41: not JSON") for line in out)
+    assert "empty documents skipped: 1" in out
+    assert "suspicious control characters: 40: U+000C (form feed) 40" in out
+    assert any(line.startswith("decomposed characters: 40, ") for line in out)
+    assert load(tmp_path / "out")[0]["options"]["skip_broken"]
+
+
+def test_a_folder_from_before_an_option_had_its_default(poem, tmp_path):
+    out = tmp_path / "out"
+    run(poem, "--out", out)
+    dataset = json.loads((out / "dataset.json").read_text())
+    for option in ("format", "skip_broken"):
+        dataset["options"].pop(option, None)
+    (out / "dataset.json").write_text(json.dumps(dataset))
+    assert "already prepared" in run(poem, "--out", out)
+    error = run(poem, "--out", out, "--format", "text", code=2)
+    assert "format 'auto', not 'text'" in error
+
+
 # --- what is refused ---
 
 
@@ -330,6 +363,9 @@ def test_help_needs_no_heavy_import():
         (b"ab" * 50, ["--tokenizer", "bpe", "--vocab-size", "-5"], "257"),
         (b"Hello \xd6\xd0\xce\xc4", [], "byte 0xd6 at offset 6"),
         (b"a\0b", [], "NUL byte at offset 1"),
+        (b"\xfd7zXZ\0", [], "xz -dc "),
+        (b"id,text\n1,one\n2,two\n", [], "--field text"),
+        (b"plain words", ["--field", "text"], "--field text is given"),
     ],
 )
 def test_refused(content, options, message, tmp_path):

@@ -237,6 +237,13 @@ def test_prompt_files_that_cannot_be_read(tmp_path, content):
     assert len(str(caught.value).splitlines()) <= 2
 
 
+def test_a_prompt_file_in_another_encoding_is_told_which(tmp_path):
+    path = tmp_path / "p"
+    path.write_bytes("Où est-il allé, l\u2019été dernier ?".encode("cp1252"))
+    with pytest.raises(UserError, match=r"isn't UTF-8: byte 0xf9.*\nmake it UTF-8.* -f cp1252 "):
+        read_prompts(prompt_file=str(path))
+
+
 def test_unknown_characters_are_listed(run):
     out, error = command("sample.py", run, "--prompt", "the \u4e2d \U0001f600 XYZ", code=2)
     assert out == ""

@@ -470,7 +470,7 @@ def test_a_batch_stops_where_one_text_fails(bpe, monkeypatch):
             raise UserError("bad")
         encoded.append(text)
 
-    monkeypatch.setattr(tk, "cpu_cores", lambda: 2)
+    monkeypatch.setattr(tk, "usable_cpus", lambda: 2)
     monkeypatch.setattr(bpe, "encode", encode)
     with pytest.raises(UserError):
         bpe.encode_batch(["bad"] + ["good"] * 199)
