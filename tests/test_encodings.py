@@ -5,6 +5,7 @@ short.
 import pytest
 from reading import read, write
 
+from data import documents as documents_module
 from data.encodings import damaged_utf8, likely_encodings
 from errors import UserError
 
@@ -23,7 +24,10 @@ SENTENCES = {
     ),
     "polish": ("Zażółć gęślą jaźń. Pójdź, kińże tę chmurność.", ["cp1250", "iso8859-2"]),
     "greek": ("Σε γνωρίζω από την κόψη του σπαθιού την τρομερή", ["cp1253", "iso8859-7"]),
-    "hebrew": ("בראשית ברא אלהים את השמים ואת הארץ.", ["cp1255"]),
+    "hebrew": (
+        "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם. כולם חוננו בתבונה ובמצפון.",
+        ["cp1255"],
+    ),
     "arabic": ("السلام عليكم ورحمة الله وبركاته.", ["cp1256"]),
     "thai": ("สวัสดีครับ วันนี้อากาศดีมาก", ["cp874"]),
 }
@@ -93,7 +97,9 @@ def test_the_message_names_it_wherever_it_is(n_before, text, encoding, tmp_path)
     assert text in read(path, encoding=named)[0][0]
 
 
-def test_the_line_is_told(tmp_path):
+@pytest.mark.parametrize("chunk_bytes", [4, 1 << 18])
+def test_the_line_is_told(chunk_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_module, "CHUNK_BYTES", chunk_bytes)
     path = write(tmp_path / "a.txt", b"one\ntwo\n\r\nfour caf\xe9 \n")
     with pytest.raises(UserError, match="byte 0xe9 at offset 18 in line 4 "):
         read(path)
