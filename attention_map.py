@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from data.command_line import parse_options
 from errors import UserError, run_command
 
 
@@ -216,7 +217,7 @@ def print_roles(heads: list[dict]) -> None:
 
 
 def main() -> int:
-    options = tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,))
+    options = parse_options(Options, config=(tyro.conf.OmitArgPrefixes,))
     folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
     out = Path(options.out) if options.out else folder / "attention.html"
     check_paths(out, Path(options.json))

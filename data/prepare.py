@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from data.command_line import parse_options
 from data.locking import FolderLock
 from data.names import CORPORA, SHAKESPEARE, TokenizerName
 from errors import MachineError, UserError, run_command
@@ -505,7 +506,7 @@ def _progress(corpus: Corpus, description: str):
 
 def main() -> int:
     """Parse the command line and prepare."""
-    options = tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse_options(Options, config=(tyro.conf.FlagCreatePairsOff,))
 
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)

@@ -39,11 +39,13 @@ def next_token(
     logits_BV: Tensor, sampling: Sampling, generators: Generators | None = None
 ) -> list[int]:
     """Draw one token per row, each from its own (CPU) generator, or from torch's where none is
-    given.
+    given. Raises FloatingPointError for logits that are no finite numbers.
 
     At temperature 0 the most likely token is taken. Else it is the first at which the running sum
     of probabilities passes a uniform number.
     """
+    if not logits_BV.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite")
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1).tolist()
     running_BV = next_distribution(logits_BV, sampling).cumsum(dim=-1)
@@ -110,7 +112,7 @@ def generate(
     limit = model.config.context_length
     keep = max(1, limit // 2)
     rows = [list(prompt) for prompt in prompts]
-    cache = KVCache(len(rows), limit)
+    cache = KVCache(len(rows), min(limit, max(map(len, rows)) + max_new_tokens))
     for _ in range(max_new_tokens):
         for index, row in enumerate(rows):
             if len(row) > limit:

@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from configs import PRESETS, Config, read_config
+from data.command_line import parse_options
 from data.names import CORPORA, TOKENIZERS
 from errors import UserError
 
@@ -56,8 +57,8 @@ def parse(arguments: list[str]) -> Config | None:
             f"there is no preset or config.json {name!r}: {hint}presets are {', '.join(PRESETS)}"
         )
     flat = (tyro.conf.OmitArgPrefixes,)
-    config = tyro.cli(
-        Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat
+    config = parse_options(
+        Config, rest, prog=f"train.py {name}", description=" ", default=config, config=flat
     )
     return config if config.run.out else config.replace(out=out)
 
