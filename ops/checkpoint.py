@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from configs import Config
+from data.dataset import Dataset
 from data.tokenizer import Tokenizer, load_tokenizer
 from errors import MachineError, UserError
 from model.attention import Attend
@@ -45,7 +46,9 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)
     """State of float16's gradient scaler."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Whatever else the loop remembers: evaluations since the best one."""
+    """Whatever else the loop remembers: evaluations since the best one, and the id that a text
+    without a prompt starts from.
+    """
     version: int = VERSION
 
 
@@ -222,6 +225,24 @@ def open_run(
     path = find(run)
     checkpoint = load(path)
     tokenizer = load_tokenizer(checkpoint.tokenizer)
+    tokenizer.start = recorded_start(checkpoint, tokenizer)
     model = GPT(Config.from_dict(checkpoint.config).model, tokenizer.vocab_size, attend)
     load_weights(model, checkpoint, path)
     return model.to(device).eval(), tokenizer, checkpoint
+
+
+def recorded_start(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
+    """The id that a text without a prompt starts from, as training has seen it. A checkpoint of an
+    earlier version doesn't say: it is found in the run's data, where that is still there; else it
+    is None.
+    """
+    start = checkpoint.counters.get("start")
+    if isinstance(start, int) and 0 <= start < tokenizer.vocab_size:
+        return start
+    try:
+        dataset = Dataset(checkpoint.config["data"]["data"])
+        if dataset.fingerprint == checkpoint.dataset:
+            return dataset.start(tokenizer)
+    except (UserError, OSError, KeyError, TypeError, ValueError):
+        pass  # no data, or other data: nothing is known
+    return None

@@ -73,6 +73,7 @@ class Session:
         )
         self.device = self.processes.device(run.device)
         self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+        self.tokenizer.start = self.dataset.start(self.tokenizer)
         warn_at_start(config, self.tokenizer.vocab_size, self.processes.count)
         set_up(run)
         self.checkpoint = checkpoint
@@ -184,7 +185,10 @@ class Session:
                 checkpoint = Checkpoint(
                     step=state.step,
                     best_val_loss=state.best_val_loss,
-                    counters={"since_best": state.evaluations_since_best},
+                    counters={
+                        "since_best": state.evaluations_since_best,
+                        "start": self.tokenizer.start,
+                    },
                     config=self.config.to_dict(),
                     tokenizer=self.dataset.tokenizer_spec,
                     dataset=self.dataset.fingerprint,
