@@ -228,7 +228,24 @@ def open_run(
     tokenizer.start = recorded_start(checkpoint, tokenizer)
     model = GPT(Config.from_dict(checkpoint.config).model, tokenizer.vocab_size, attend)
     load_weights(model, checkpoint, path)
+    check_finite(model, path)
     return model.to(device).eval(), tokenizer, checkpoint
+
+
+OTHER = "training has diverged here; take an earlier one, or train again with a lower --lr"
+"""What to do where a checkpoint's weights make no sense."""
+
+
+def check_finite(model: torch.nn.Module, origin: str | Path) -> None:
+    """Raise UserError where a weight is NaN or infinite. Not every kernel passes a NaN on, so the
+    logits alone don't tell.
+    """
+    for name, weights in model.named_parameters():
+        if n_bad := int((~weights.isfinite()).sum()):
+            raise UserError(
+                f"{origin} can't be used: {n_bad:,} of the {weights.numel():,} numbers in {name} "
+                f"are NaN or infinite: {OTHER}"
+            )
 
 
 def recorded_start(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:

@@ -13,6 +13,7 @@ from model.attention import Mask
 from model.config import ModelConfig
 from model.fast_attention import holds_weights
 from model.gpt import GPT
+from ops.checkpoint import OTHER
 from ops.device import DTYPES
 from ops.plan import limits
 from ops.plan.advice import is_out_of_memory
@@ -110,8 +111,8 @@ def explained(run: str, way_out: str = MORE_MEMORY) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         raise UserError(
-            f"{run}: {error}: its weights are damaged, or its training has diverged; "
-            "take an earlier checkpoint (best.pt, checkpoint.pt), or train again with a lower --lr"
+            f"{run}: {error}, though its weights are: use --precision float32, or, where that is "
+            f"used already, another checkpoint: {OTHER}"
         ) from None
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
