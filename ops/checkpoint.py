@@ -188,7 +188,8 @@ def find(run: str | Path) -> Path:
             f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written"
         )
     if not run.exists():
-        raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
+        where = "" if run.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"there is no run {run}{where}: train one with `python train.py PRESET`")
     return run
 
 
