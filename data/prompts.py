@@ -155,8 +155,11 @@ def find_start(tokenizer: "Tokenizer", tokens: "np.ndarray", n_document: int) ->
 
 def is_among(token: int, tokens: "np.ndarray") -> bool:
     """Whether `token` is one of the first SEARCHED `tokens`."""
-    parts = range(0, min(len(tokens), SEARCHED), 1 << 20)
-    return any((tokens[first : first + (1 << 20)] == token).any() for first in parts)
+    part = 1 << 20  # a newline comes soon, where there are some
+    beginning = tokens[:SEARCHED]
+    return any(
+        (beginning[first : first + part] == token).any() for first in range(0, len(beginning), part)
+    )
 
 
 def newline_id(tokenizer: "Tokenizer") -> int | None:
