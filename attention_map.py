@@ -259,7 +259,7 @@ def main() -> int:
     # Only now what is slow to import: --help and mistakes are answered at once.
     from ops.drawing import explained
 
-    with explained(options.run, "let fewer tokens be read, with --tokens FIRST:END"):
+    with explained(options.run, "have fewer tokens read, with --tokens FIRST:END"):
         look(options, folder, out)
     return 0
 

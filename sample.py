@@ -86,7 +86,7 @@ def draw_texts(options: Options, prompts: list[str]) -> None:
     from model.generate import generate
     from ops.checkpoint import open_run, what_is_read
     from ops.device import DTYPES, autocast, prefers_slabs, resolve_device
-    from ops.drawing import in_groups, rows_at_once
+    from ops.drawing import in_groups
 
     device = resolve_device(options.device)
     precision = options.precision.replace("auto", "float32")
@@ -113,10 +113,9 @@ def draw_texts(options: Options, prompts: list[str]) -> None:
             row.push(None)
         output.show(group[0], rows)
 
-    n_text = len(output.prompts)
-    n_row = rows_at_once(n_text, model, ids, options.max_new_tokens, device, precision)
+    size = len(output.prompts), model, ids, options.max_new_tokens
     with autocast(device, precision):
-        in_groups(draw, n_text, n_row)
+        in_groups(draw, *size, device, precision)
 
 
 if __name__ == "__main__":

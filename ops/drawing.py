@@ -25,11 +25,6 @@ MOST = {"cpu": 64, "cuda": 256}
 of them, and texts are shown when their group is done.
 """
 
-MORE_MEMORY = (
-    "shorten the prompt or --max-new-tokens, take --precision bfloat16 (half of it) or --device cpu"
-)
-"""What to do where not even one text can be drawn."""
-
 
 def row_bytes(
     config: ModelConfig, vocab_size: int, n_prompt: int, n_new: int, device: str, precision: str
@@ -81,10 +76,20 @@ def rows_at_once(
     return n_row
 
 
-def in_groups(draw: Callable[[range], None], n_text: int, n_row: int) -> None:
-    """Have texts 0 ... n_text - 1 drawn, `n_row` at a time; fewer, with a line that says so, where
-    memory runs out nevertheless. A text depends on its number alone, so it may be drawn again.
+def in_groups(
+    draw: Callable[[range], None],
+    n_text: int,
+    model: GPT,
+    ids: Sequence[Sequence[int]],
+    n_new: int,
+    device: str,
+    precision: str,
+) -> None:
+    """Have texts 0 ... n_text - 1 drawn, `rows_at_once` at a time; fewer, with a line that says so,
+    where memory runs out nevertheless. A text depends on its number alone, so it may be drawn
+    again. Raises MachineError where not even one fits.
     """
+    n_row = rows_at_once(n_text, model, ids, n_new, device, precision)
     first = 0
     while first < n_text:
         try:
@@ -92,9 +97,11 @@ def in_groups(draw: Callable[[range], None], n_text: int, n_row: int) -> None:
             first += n_row
             continue
         except (RuntimeError, MemoryError) as error:
-            if n_row == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the cache
+            if n_row == 1:
+                raise MachineError(drawing_advice(device, precision)) from None
         n_row = -(-min(n_row, n_text - first) // 2)
         gc.collect()
         if torch.cuda.is_available():
@@ -102,10 +109,21 @@ def in_groups(draw: Callable[[range], None], n_text: int, n_row: int) -> None:
         print(f"note: out of memory: going on with {n_row:,} texts at a time", file=sys.stderr)
 
 
+def drawing_advice(device: str, precision: str) -> str:
+    """What to do where not even one text can be drawn: nothing that was done already."""
+    ways = ["shorten the prompt or --max-new-tokens"]
+    if precision == "float32":
+        ways.append("take --precision bfloat16, half of it")
+    if device != "cpu":
+        ways.append("draw with --device cpu")
+    return f"out of memory with one text at a time: {', or '.join(ways)}"
+
+
 @contextlib.contextmanager
-def explained(run: str, way_out: str = MORE_MEMORY) -> Iterator[None]:
+def explained(run: str, way_out: str = "") -> Iterator[None]:
     """Within the block memory that runs out, and logits that are no numbers, end in an error that
-    says what to do: `way_out` of memory, or another checkpoint than that of `run`.
+    says what to do: `way_out`, else more memory for the model itself, or another checkpoint than
+    that of `run`.
     """
     try:
         yield
@@ -117,4 +135,5 @@ def explained(run: str, way_out: str = MORE_MEMORY) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise MachineError(f"out of memory: {way_out}") from None
+        way_out = way_out or "close other programs, take --device cpu on a GPU, or a larger machine"
+        raise MachineError(f"out of memory, reading {run}: {way_out}") from None

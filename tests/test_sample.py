@@ -235,7 +235,9 @@ def test_memory_that_runs_out(run, monkeypatch):
     assert out == whole
     assert "out of memory: going on with 2 texts at a time" in error
     most = 0
-    with pytest.raises(MachineError, match="out of memory: shorten the prompt"):
+    with pytest.raises(
+        MachineError, match="out of memory with one text at a time: shorten the prompt"
+    ):
         draw(monkeypatch, *common)
 
 
