@@ -276,7 +276,7 @@ def look(options: Options, folder: Path, out: Path) -> None:
     curve = read_curve(folder / "log.jsonl")
     ids = choose_tokens(options, model, tokenizer, watched)
     try:
-        whole = maps.read_text(model, ids, tokenizer.decode_bytes)
+        whole = maps.read_text(model, ids, tokenizer.decode_bytes, must_be_finite=True)
         shown = whole.select(options.layer, options.head)
         ablations = ablate(options.ablate, model, checkpoint, ids) if options.ablate else []
     except ValueError as error:  # a layer or head that isn't there

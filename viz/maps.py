@@ -187,12 +187,13 @@ def read_text(
     tokens: Sequence[int],
     decode: Decode,
     kind: type[AttentionMaps] = AttentionMaps,
-    must_be_finite: bool = True,
+    must_be_finite: bool = False,
 ) -> AttentionMaps:
     """Run `model` (in eval mode) over one text of token ids and keep its attention and predictions,
     as maps of the `kind` given.
 
-    Raises FloatingPointError for logits that are no finite numbers, unless those are welcome.
+    With `must_be_finite` raises FloatingPointError for logits that are no finite numbers; else they
+    are shown as they are, as in a run that has lost its way.
     """
     with record_attention(model) as record:
         logits = model(torch.tensor([list(tokens)], device=model.embed.weight.device))

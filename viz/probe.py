@@ -81,7 +81,7 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
     model.eval()
     # Training that has lost its way is recorded too: what is no number becomes 0.
     start = list(tokens)[: max(1, n_token)]
-    maps = read_text(model, start, lambda ids: b"", must_be_finite=False)
+    maps = read_text(model, start, lambda ids: b"")
     induction = induction_scores(model)
     model.train(was_training)
     roles = measure_roles(maps, induction)
