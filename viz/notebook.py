@@ -21,7 +21,6 @@ class PageMaps(AttentionMaps):
 def read_text(model: GPT, tokens: Sequence[int], decode: Decode) -> AttentionMaps:
     """As `viz.maps.read_text`, but what comes back shows itself.
 
-    Raises FloatingPointError where the
-    model's logits are no finite numbers.
+    Raises FloatingPointError where the model's logits are no finite numbers.
     """
     return maps.read_text(model, tokens, decode, PageMaps, must_be_finite=True)
