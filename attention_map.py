@@ -5,6 +5,7 @@ python attention_map.py runs/shakespeare-char --layer 2 --head 1 --out head.svg
 """
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from errors import UserError, run_command
+from data.command_line import parse_options
+from data.prompts import empty_prompt, read_escapes, start_text
+from errors import MachineError, UserError, run_command
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,13 @@ class Options:
     run: Annotated[str, tyro.conf.Positional]
     """A run folder or a checkpoint file."""
     text: str = ""
-    """The text to look at. Default: what the run was watched on while it learned, else what the
-    model writes itself.
+    r"""The text to look at; \n, \t and \\ are read as newline, tab and backslash. Default: what the
+    run was watched on while it learned, else what the model writes itself.
     """
     out: str = ""
-    """FILE.html, FILE.png or FILE.svg; default: attention.html in the run's folder."""
+    """FILE.html, FILE.png or FILE.svg; default: attention.html in the run's folder, of a part
+    attention-PART.html there, such as attention-layer-0.html.
+    """
     layer: tuple[int, ...] = ()
     """Layers to show; default: all."""
     head: tuple[int, ...] = ()
@@ -57,7 +62,7 @@ def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
     context.
     """
     if options.text:
-        ids = tokenizer.encode(options.text).tolist()
+        ids = tokenizer.encode(read_escapes(options.text)).tolist()
     elif probe:
         ids = probe.tokens
     else:
@@ -82,10 +87,10 @@ def own_text(model, tokenizer) -> list[int]:
     """The ids of a text that the model writes itself, the same each time."""
     import torch
 
-    from data.prompts import empty_prompt
     from model.generate import generate
     from model.sampling import Sampling
 
+    print(f"note: the model writes the text itself, from {start_text(tokenizer)}", file=sys.stderr)
     n_token = min(model.config.context_length, 128)
     generators = [torch.Generator().manual_seed(0)]
     steps = generate(
@@ -110,6 +115,8 @@ def ablate(names: tuple[str, ...], model, checkpoint, ids: list[int]) -> list[di
     for group in groups:
         with ablate_heads(model, group):
             losses = {name: split_loss(model, tokens, 16, 8) for name, tokens in texts.items()}
+        if not all(map(math.isfinite, losses.values())):
+            raise FloatingPointError("the model's loss is not finite")
         results.append({"ablated": [f"{layer}.{head}" for layer, head in group], "loss": losses})
         print_ablation(results[-1], results[0]["loss"])
     return results
@@ -156,20 +163,48 @@ def print_ablation(result: dict, whole: dict[str, float]) -> None:
     print(f"loss without {ablated}: {', '.join(losses)}")
 
 
-def check_paths(out: Path, json_file: Path) -> None:
+def default_out(options: Options, folder: Path) -> Path:
+    """What to write in the run's folder where --out doesn't say: a part has a name of its own, so
+    that it doesn't take the place of the whole page.
+    """
+    parts = [] if options.show == "maps" else [options.show]
+    for name in ("layer", "head"):
+        if numbers := getattr(options, name):
+            parts.append("-".join([name, *map(str, numbers)]))
+    if options.tokens:
+        parts.append("tokens-" + options.tokens.replace(":", "-"))
+    suffix = ".html" if options.show == "maps" else ".png"
+    return folder / ("-".join(["attention", *parts]) + suffix)
+
+
+def check_paths(out: Path, json_file: str, show: str) -> None:
     """Raise UserError where something can't be written as named."""
     if out.suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--out is {out}; it must end in .html, .png or .svg")
-    for path in (out, json_file):
+    if out.suffix == ".html" and show != "maps":
+        raise UserError(
+            f"--show {show} draws a picture: give --out FILE.png or FILE.svg, not {out}"
+        )
+    for path in [out, Path(json_file)] if json_file else [out]:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name a file in it")
         if not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+    if json_file and Path(json_file).resolve() == out.resolve():
+        raise UserError(f"--json and --out both name {out}: give each a name of its own")
 
 
-def write_page(out: Path, page: str) -> None:
-    """Write beside `out` and rename, so that no half page is left."""
+def write_text(out: Path, text: str) -> None:
+    """Write beside `out` and rename, so that no half file is left. MachineError where it can't be
+    written.
+    """
     temporary = out.with_name(f"{out.name}.tmp")
-    temporary.write_text(page, encoding="utf-8", newline="\n")
-    os.replace(temporary, out)
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, out)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MachineError(f"{out} can't be written: {error.strerror}") from None
 
 
 def draw(folder: Path, out: Path, show: str, shown, measured, watched, curve) -> None:
@@ -219,12 +254,21 @@ def print_roles(heads: list[dict]) -> None:
 
 
 def main() -> int:
-    options = tyro.cli(Options, config=(tyro.conf.OmitArgPrefixes,))
+    options = parse_options(Options, config=(tyro.conf.OmitArgPrefixes,))
     folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
-    out = Path(options.out) if options.out else folder / "attention.html"
-    check_paths(out, Path(options.json))
+    out = Path(options.out) if options.out else default_out(options, folder)
+    check_paths(out, options.json, options.show)
 
     # Only now what is slow to import: --help and mistakes are answered at once.
+    from ops.drawing import explained
+
+    with explained(options.run, "have fewer tokens read, with --tokens FIRST:END"):
+        look(options, folder, out)
+    return 0
+
+
+def look(options: Options, folder: Path, out: Path) -> None:
+    """Read the run and the text, write what was asked for, and name each file written."""
     from ops.checkpoint import open_run, what_is_read
     from viz import maps, page, probe, roles
 
@@ -235,19 +279,20 @@ def main() -> int:
     curve = read_curve(folder / "log.jsonl")
     ids = choose_tokens(options, model, tokenizer, watched)
     try:
-        whole = maps.read_text(model, ids, tokenizer.decode_bytes)
+        whole = maps.read_text(model, ids, tokenizer.decode_bytes, must_be_finite=True)
         shown = whole.select(options.layer, options.head)
         ablations = ablate(options.ablate, model, checkpoint, ids) if options.ablate else []
     except ValueError as error:  # a layer or head that isn't there
         raise UserError(str(error)) from None
     measured = roles.measure_roles(shown, roles.induction_scores(model))
+    roles.check_finite(measured)
 
     # Write the page or the picture, then the numbers.
     if out.suffix == ".html":
         title = folder.resolve().name
         facts = page_facts(model.config, checkpoint.step, curve)
         limit = int(options.max_mb * 1e6)
-        write_page(out, page.render_page(shown, measured, title, facts, watched, curve, limit))
+        write_text(out, page.render_page(shown, measured, title, facts, watched, curve, limit))
     else:
         draw(folder, out, options.show, shown, measured, watched, curve)
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"
@@ -260,8 +305,8 @@ def main() -> int:
         report["n_token"] = len(ids)
         report["ablations"] = ablations
         report["forming"] = watched.forming() if watched else None
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+        write_text(Path(options.json), json.dumps(report, indent=1) + "\n")
+        print(f"{options.json}: roles, entropy and distances of {len(report['heads'])} heads")
 
 
 if __name__ == "__main__":

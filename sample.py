@@ -1,7 +1,7 @@
 """Continue a prompt with a trained model.
 
-python sample.py runs/shakespeare-char --prompt "To be, or not" python sample.py
-runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --temperature 0.8 --top-k 40
+python sample.py runs/shakespeare-char --prompt "To be, or not"
+python sample.py runs/shakespeare-char --prompts-file prompts.txt --num-samples 3 --top-k 40
 """
 
 import sys
@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from data.prompts import TextRow, empty_prompt, read_prompts
+from data.command_line import parse_options
+from data.prompts import Output, TextRow, encode_prompts, note_prompts, read_escapes, read_prompts
 from errors import run_command
 from model.sampling import Sampling
 from ops.other_names import SAMPLING, refuse_other_names
@@ -24,17 +25,21 @@ class Options:
 
     run: tyro.conf.Positional[str]
     """Run folder (its best.pt, else checkpoint.pt) or checkpoint file."""
-    prompt: str = ""
-    """Text to continue; empty: start a document."""
+    prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    r"""Text to continue; may be given several times; empty: start a text. \n, \t and \\ are read as
+    newline, tab and backslash, here and in --stop.
+    """
     prompt_file: str = ""
     """File whose whole text is the prompt; - reads standard input."""
     prompts_file: str = ""
-    """File with a prompt on each line; all are continued in one batch."""
+    """File with a prompt on each line, as it stands."""
     max_new_tokens: int = 500
     """Tokens to add to each prompt."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.8))
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text at which to end; it is not printed. May be given several times."""
+    show_prompt: bool = True
+    """Print each prompt before what continues it."""
     num_samples: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Continuations of each prompt."""
     seed: int = 1337
@@ -42,15 +47,15 @@ class Options:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products. auto: as in training, the fastest that the hardware multiplies
-    natively.
+    """Of matrix products. auto: on a CPU float32, in which a text is what it is alone, drawn by
+    itself or among others; on a GPU as in training. bfloat16 rounds by the number of texts.
     """
 
     def __post_init__(self):
         given = [
             f"--{name.replace('_', '-')}"
             for name in ("prompt", "prompt_file", "prompts_file")
-            if getattr(self, name)
+            if any(getattr(self, name))
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; take one of them")
@@ -65,58 +70,62 @@ class Options:
 
 def main() -> int:
     refuse_other_names(sys.argv[1:], SAMPLING)
-    options = tyro.cli(Options, prog="sample.py", config=(tyro.conf.OmitArgPrefixes,))
+    options = parse_options(Options, prog="sample.py", config=(tyro.conf.OmitArgPrefixes,))
     prompts = read_prompts(options.prompt, options.prompt_file, options.prompts_file)
-    prompts = [prompt for prompt in prompts for _ in range(options.num_samples)]
+    from ops.drawing import explained  # only now: torch is slow to import
 
+    with explained(options.run):
+        draw_texts(options, prompts)
+    return 0
+
+
+def draw_texts(options: Options, prompts: list[str]) -> None:
+    """Continue each prompt `num_samples` times, and print the texts."""
     import torch
 
     from data.tokenizer import StreamDecoder
     from model.fast_sampling import prepare_for_sampling
     from model.generate import generate
     from ops.checkpoint import open_run, what_is_read
-    from ops.device import DTYPES, autocast, best_precision, prefers_slabs, resolve_device
+    from ops.device import (
+        DTYPES,
+        autocast,
+        default_threads,
+        prefers_slabs,
+        resolve_device,
+        sampling_precision,
+    )
+    from ops.drawing import in_groups
 
     device = resolve_device(options.device)
-    precision = best_precision(device) if options.precision == "auto" else options.precision
+    precision = sampling_precision(options.precision, device)
+    torch.set_num_threads(default_threads())
     model, tokenizer, checkpoint = open_run(options.run, device)
     print(what_is_read(options.run, checkpoint), file=sys.stderr)
     prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
-    ids = [tokenizer.encode(prompt).tolist() or empty_prompt(tokenizer) for prompt in prompts]
-    note_long_prompts(ids, model.config.context_length)
+    ids = encode_prompts(prompts, tokenizer, options.prompts_file)
+    note_prompts(options, prompts, ids, tokenizer, model.config.context_length)
+    stops = tuple(map(read_escapes, options.stop))
+    output = Output(prompts, options.num_samples, options.show_prompt)
 
-    rows = [TextRow(StreamDecoder(tokenizer), options.stop) for _ in prompts]
-    seeds = range(options.seed, options.seed + len(rows))
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    is_live = len(rows) == 1  # one text is shown as it is drawn, several one after the other
-    if is_live:
-        print(prompts[0], end="", flush=True)
-    with autocast(device, precision):
-        steps = generate(model, ids, options.max_new_tokens, options.sampling, generators)
-        for tokens in steps:
+    def draw(group: range) -> None:
+        """Continue the prompts of these numbers, each with a generator of its own."""
+        rows = [TextRow(StreamDecoder(tokenizer), stops) for _ in group]
+        starts = [ids[number // options.num_samples] for number in group]
+        generators = [torch.Generator().manual_seed(options.seed + number) for number in group]
+        for tokens in generate(model, starts, options.max_new_tokens, options.sampling, generators):
             for row, token in zip(rows, tokens, strict=True):
-                shown = row.push(None if token == tokenizer.separator else token)
-                if is_live:
-                    print(shown, end="", flush=True)
+                row.push(None if token == tokenizer.separator else token)
+            output.show(group[0], rows)
             if all(row.done for row in rows):
                 break
-    rests = [row.push(None) for row in rows]
-    if is_live:
-        print(rests[0])
-        return 0
-    for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        between = "\n" if index else ""
-        print(f"{between}--- {index + 1} of {len(rows)} ---\n{prompt}{row.text}")
-    return 0
+        for row in rows:
+            row.push(None)
+        output.show(group[0], rows)
 
-
-def note_long_prompts(ids: list[list[int]], limit: int) -> None:
-    """Say so where a prompt is longer than the context of `limit` tokens."""
-    longest = max(map(len, ids))
-    if longest > limit:
-        kept = f"its last {max(1, limit // 2)} are read"
-        found = f"a prompt has {longest} tokens, the context holds {limit}"
-        print(f"note: {found}: {kept}", file=sys.stderr)
+    size = len(output.prompts), model, ids, options.max_new_tokens
+    with autocast(device, precision):
+        in_groups(draw, *size, device, precision)
 
 
 if __name__ == "__main__":

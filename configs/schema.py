@@ -130,7 +130,7 @@ class RunConfig:
     0: none.
     """
     wandb: bool = False
-    """Report to Weights & Biases too; offline where there is no account."""
+    """Report to Weights & Biases too; offline where there is no account (`wandb sync` sends it)."""
     resume: bool = False
     """Go on from the checkpoint in the run folder; start it if there is none."""
     init_from: str = ""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data.prompts import find_start
+from data.tokenizer import Tokenizer
 from errors import UserError
 
 FORMAT = 1
@@ -115,6 +117,11 @@ class Dataset:
             self.info["splits"]["val"]["sha256"],
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def start(self, tokenizer: Tokenizer) -> int:
+        """The id that a text without a prompt starts from: one that the training split holds."""
+        n_document = self.info["splits"]["train"].get("documents", 1)
+        return find_start(tokenizer, self.tokens["train"], n_document)
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of text a token of the split stands for, on average."""

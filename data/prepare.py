@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from data.command_line import parse_options
 from data.locking import FolderLock
 from data.names import CORPORA, SHAKESPEARE, TokenizerName
 from data.split import Split, by_line, cut_end, plan_split, separator_bytes
@@ -677,7 +678,7 @@ def _progress(corpus: Corpus, description: str):
 
 def main() -> int:
     """Parse the command line and prepare."""
-    options = tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse_options(Options, config=(tyro.conf.FlagCreatePairsOff,))
 
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)

@@ -74,6 +74,8 @@ class Tokenizer(ABC):
     """The separator included."""
     separator: int | None
     """The id that stands between two documents, if there is one."""
+    start: int | None = None
+    """The id that a text without a prompt starts from, where it is known what training has seen."""
     cuts_anywhere = True
     """encode(a + b) == encode(a) + encode(b) for every a and b; else cut as `safe_cut` does."""
     has_cut_runs = False

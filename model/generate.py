@@ -39,11 +39,13 @@ def next_token(
     logits_BV: Tensor, sampling: Sampling, generators: Generators | None = None
 ) -> list[int]:
     """Draw one token per row, each from its own (CPU) generator, or from torch's where none is
-    given.
+    given. Raises FloatingPointError for logits that are no finite numbers.
 
     At temperature 0 the most likely token is taken. Else it is the first at which the running sum
     of probabilities passes a uniform number.
     """
+    if not logits_BV.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite")
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1).tolist()
     running_BV = next_distribution(logits_BV, sampling).cumsum(dim=-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from configs import Config
+from data.dataset import Dataset
 from data.tokenizer import Tokenizer, load_tokenizer
 from errors import MachineError, UserError
 from model.attention import Attend
@@ -50,7 +51,9 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)
     """State of float16's gradient scaler."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Whatever else the loop remembers: evaluations since the best one."""
+    """Whatever else the loop remembers: evaluations since the best one, and the id that a text
+    without a prompt starts from.
+    """
     version: int = VERSION
 
 
@@ -271,7 +274,8 @@ def find(run: str | Path) -> Path:
             f"{run} holds neither {BEST} nor {LATEST}: give a folder that train.py has written"
         )
     if not run.exists():
-        raise UserError(f"there is no run {run}: train one with `python train.py PRESET`")
+        where = "" if run.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"there is no run {run}{where}: train one with `python train.py PRESET`")
     return run
 
 
@@ -335,6 +339,41 @@ def open_run(
         check_sizes(config, tokenizer.vocab_size, checkpoint.model)
     except ValueError as error:
         raise UserError(f"{path} doesn't fit together: {error}") from None
+    tokenizer.start = recorded_start(checkpoint, tokenizer)
     model = GPT(config, tokenizer.vocab_size, attend)
     load_weights(model, checkpoint, path)
+    check_finite(model, path)
     return model.to(device).eval(), tokenizer, checkpoint
+
+
+OTHER = "training has diverged here; take an earlier one, or train again with a lower --lr"
+"""What to do where a checkpoint's weights make no sense."""
+
+
+def check_finite(model: torch.nn.Module, origin: str | Path) -> None:
+    """Raise UserError where a weight is NaN or infinite. Not every kernel passes a NaN on, so the
+    logits alone don't tell.
+    """
+    for name, weights in model.named_parameters():
+        if n_bad := int((~weights.isfinite()).sum()):
+            raise UserError(
+                f"{origin} can't be used: {n_bad:,} of the {weights.numel():,} numbers in {name} "
+                f"are NaN or infinite: {OTHER}"
+            )
+
+
+def recorded_start(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
+    """The id that a text without a prompt starts from, as training has seen it. A checkpoint of an
+    earlier version doesn't say: it is found in the run's data, where that is still there; else it
+    is None.
+    """
+    start = checkpoint.counters.get("start")
+    if isinstance(start, int) and 0 <= start < tokenizer.vocab_size:
+        return start
+    try:
+        dataset = Dataset(checkpoint.config["data"]["data"])
+        if dataset.fingerprint == checkpoint.dataset:
+            return dataset.start(tokenizer)
+    except (UserError, OSError, KeyError, TypeError, ValueError):
+        pass  # no data, or other data: nothing is known
+    return None

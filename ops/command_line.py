@@ -10,6 +10,7 @@ from pathlib import Path
 import tyro
 
 from configs import PRESETS, Config, read_config
+from data.command_line import parse_options
 from data.names import CORPORA, TOKENIZERS
 from errors import UserError
 from ops.other_names import TRAINING, refuse_other_names, refuse_other_values
@@ -62,8 +63,8 @@ def parse(arguments: list[str]) -> Config | None:
     refuse_other_names(rest, TRAINING)
     refuse_other_values(rest, [type(getattr(config, f.name)) for f in dataclasses.fields(config)])
     flat = (tyro.conf.OmitArgPrefixes,)
-    config = tyro.cli(
-        Config, prog=f"train.py {name}", description=" ", default=config, args=rest, config=flat
+    config = parse_options(
+        Config, rest, prog=f"train.py {name}", description=" ", default=config, config=flat
     )
     return config if config.run.out else config.replace(out=out)
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import secrets
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -190,7 +191,18 @@ class RunLog:
         self.file.close()
         with contextlib.suppress(Exception):  # a tracker that fails must not end a run
             if self.wandb:
+                is_offline = getattr(self.wandb, "offline", False)
                 self.wandb.finish()
+                if is_offline:
+                    self.say(f"wandb was offline; to send the run: {sending_command(self.folder)}")
+
+
+def sending_command(folder: Path) -> str:
+    """The command that sends what wandb has written in a run folder without a network: a part for
+    each time the run went on, all of one run.
+    """
+    parts = sorted(map(str, folder.glob("wandb/offline-run-*")))
+    return shlex.join(["wandb", "sync", *(parts or [str(folder / "wandb")])])
 
 
 def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any:
@@ -206,13 +218,19 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
             remembered.write_text(secrets.token_hex(4), encoding="utf-8")
         settings = wandb.Settings(silent=True, init_timeout=20)
         place = {"project": "glassgpt", "name": folder.name, "dir": str(folder), "mode": mode}
-        return wandb.init(
+        run = wandb.init(
             **place,
             id=remembered.read_text(encoding="utf-8"),
             resume="allow",
             config=config.to_dict(),
             settings=settings,
         )
+        if mode == "offline":
+            say(
+                f"note: wandb works offline: its files lie in {folder / 'wandb'}, and are sent "
+                f"with {sending_command(folder)}"
+            )
+        return run
     except Exception as error:  # whatever a tracker does must not end a run
         reason = (str(error).strip() or "no reason given").splitlines()[0][:120]
         say(f"warning: wandb is off, the local log goes on ({type(error).__name__}: {reason})")

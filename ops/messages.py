@@ -2,6 +2,7 @@
 
 from configs import Config
 from data.batches import n_windows
+from data.prompts import newline_id, start_text
 from model.attention import Mask
 from model.fast_attention import holds_weights
 from model.gpt import GPT
@@ -38,7 +39,8 @@ def opening_lines(session, model: GPT) -> str:
         f"= {optim.max_steps * tokens_per_step:,} tokens = {epochs:.2f} epochs{going_on} "
         f"-> {run.out}",
     ]
-    lines += [note for note in (attention_note(config), schedule_note(config)) if note]
+    notes = (attention_note(config), schedule_note(config), start_note(session))
+    lines += [note for note in notes if note]
     return "\n".join(lines + session.notes)
 
 
@@ -68,6 +70,19 @@ def schedule_note(config: Config) -> str | None:
         f"rate rises to {highest:.3g} and never reaches its peak of {optim.lr:g}; "
         "lower --warmup-steps"
     )
+
+
+def start_note(session) -> str | None:
+    """A line where samples.txt starts from something else than a user would expect; None where it
+    starts from the separator of documents, or from a newline where there is no separator.
+    """
+    tokenizer = session.tokenizer
+    usual = tokenizer.separator
+    if usual is None:
+        usual = newline_id(tokenizer)
+    if not session.config.run.sample_tokens or tokenizer.start == usual:
+        return None
+    return f"note     samples.txt starts from {start_text(tokenizer)}"
 
 
 def farewell(session, state: State, reason: str) -> str:

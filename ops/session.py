@@ -76,6 +76,7 @@ class Session:
             self.folder, config, checkpoint = open_folder(config, self.dataset)
             self.config = config = resolve(config)
             self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+            self.tokenizer.start = self.dataset.start(self.tokenizer)
             self.dataset.check_context(config.model.context_length)
             self.dataset.check_content(self.tokenizer.vocab_size)
             distributed.check(config)
@@ -199,7 +200,10 @@ class Session:
                 checkpoint = Checkpoint(
                     step=state.step,
                     best_val_loss=state.best_val_loss,
-                    counters={"since_best": state.evaluations_since_best},
+                    counters={
+                        "since_best": state.evaluations_since_best,
+                        "start": self.tokenizer.start,
+                    },
                     config=self.config.to_dict(),
                     tokenizer=self.dataset.tokenizer_spec,
                     dataset=self.dataset.fingerprint,

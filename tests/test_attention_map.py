@@ -2,6 +2,7 @@
 ends in a line.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -16,10 +17,10 @@ from configs import Config, DataConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from model.gpt import GPT
-from ops.checkpoint import Checkpoint, save
+from ops.checkpoint import Checkpoint, load, save
 from viz.maps import read_text
 from viz.probe import save_probe
-from viz.roles import ROLES
+from viz.roles import ROLES, check_finite, measure_roles
 
 TEXT = "It is the east, and Juliet is the sun.\n"
 
@@ -96,6 +97,69 @@ def test_layers_heads_and_a_range_of_tokens(run, monkeypatch, tmp_path):
     )
     maps = read_text(tiny_model(context_length=48), list(TEXT.encode())[:21], bytes)
     assert np.array_equal(weights(heads["head-1-2"], data), maps.weights(1)[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--layer", "0"], "attention-layer-0.html"),
+        (["--layer", "1", "0", "--head", "2"], "attention-layer-1-0-head-2.html"),
+        (["--tokens", "3:9"], "attention-tokens-3-9.html"),
+        (["--show", "roles"], "attention-roles.png"),
+        (["--show", "roles", "--layer", "1"], "attention-roles-layer-1.png"),
+    ],
+)
+def test_a_part_does_not_take_the_place_of_the_page(run, monkeypatch, capsys, options, name):
+    (run / "attention.html").write_text("the whole page")
+    numbers = run / "roles.json"
+    command(monkeypatch, run, "--text", TEXT, "--json", numbers, *options)
+    assert (run / "attention.html").read_text() == "the whole page"
+    assert sorted(path.name for path in run.iterdir()) == sorted(
+        ["attention.html", "checkpoint.pt", "roles.json", name]
+    )
+    out = capsys.readouterr().out
+    for path in (run / name, numbers):  # every file written is named
+        assert any(line.startswith(f"{path}: ") for line in out.splitlines())
+
+
+def test_a_text_with_escapes(run, monkeypatch, tmp_path):
+    command(monkeypatch, run, "--text", r"A:\n\\n\d", "--out", tmp_path / "x.html")
+    data = held((tmp_path / "x.html").read_text(encoding="utf-8"))[0]
+    assert len(data["tokens"]) == len("A:\n" + r"\n\d")
+
+
+def test_paths_that_cannot_be(run, monkeypatch, tmp_path):
+    for options, words in (
+        (["--out", "x.html", "--show", "roles"], "--show roles draws a picture"),
+        (["--json", tmp_path], "is a folder: name a file in it"),
+        (["--out", tmp_path / "x.html", "--json", tmp_path / "x.html"], "--json and --out both"),
+    ):
+        with pytest.raises(UserError, match=words):
+            command(monkeypatch, run, "--text", "abc", *options)
+    assert list(tmp_path.glob("x.html")) == []
+
+
+@pytest.mark.parametrize("options", [["--text", TEXT], [], ["--text", "a"]])
+@pytest.mark.parametrize("factor", [float("nan"), 1e25])
+def test_numbers_that_are_none(run, monkeypatch, options, factor):
+    """Damaged weights, and logits that overflow: nothing is drawn."""
+    state = load(run / "checkpoint.pt")
+    weights = {name: tensor * factor for name, tensor in state.model.items()}
+    save(dataclasses.replace(state, model=weights), run / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"NaN or infinite|not finite"):
+        command(monkeypatch, run, *options)
+    assert [path.name for path in run.iterdir()] == ["checkpoint.pt"]
+
+
+def test_heads_whose_numbers_are_none():
+    """A kernel may hide a NaN from the logits; a role without targets has one by right."""
+    maps = read_text(tiny_model(context_length=48), list(TEXT.encode()), bytes)
+    roles = measure_roles(maps)
+    assert np.isnan(roles.scores).any()
+    check_finite(roles)
+    roles.scores[1, 2, 0] = np.nan
+    with pytest.raises(FloatingPointError):
+        check_finite(roles)
 
 
 def test_without_a_text_the_watched_one_is_shown_else_the_models_own(run, monkeypatch):

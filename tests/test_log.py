@@ -286,6 +286,30 @@ def test_tracker_mode(tmp_path, monkeypatch, key, variable, mode):
     assert module.given["mode"] == mode
 
 
+def test_how_an_offline_run_is_sent(tmp_path, monkeypatch, capsys):
+    """Said at the start, in case there is no end, and at the end: all parts of the run."""
+    run = FakeRun()
+    run.offline = True
+    fake_wandb(monkeypatch, run)
+    (tmp_path / "a run").mkdir()
+    log = open_log(tmp_path / "a run", wandb=True)
+    said = capsys.readouterr().out
+    assert f"its files lie in {tmp_path / 'a run' / 'wandb'}, and are sent with wandb sync" in said
+    for part in ("offline-run-2-x", "offline-run-1-x"):
+        (tmp_path / "a run" / "wandb" / part).mkdir(parents=True)
+    log.close()
+    parts = [f"'{tmp_path}/a run/wandb/offline-run-{n}-x'" for n in (1, 2)]
+    assert f"to send the run: wandb sync {' '.join(parts)}\n" in capsys.readouterr().out
+
+
+def test_an_online_run_is_sent_already(tmp_path, monkeypatch, capsys):
+    run = FakeRun()
+    run.offline = False
+    fake_wandb(monkeypatch, run, key="k")
+    open_log(tmp_path, wandb=True).close()
+    assert "sync" not in capsys.readouterr().out
+
+
 def test_tracker_goes_on_with_its_run(tmp_path, monkeypatch):
     given = []
     for folder in ("one", "one", "two"):
@@ -376,5 +400,7 @@ def test_the_real_tracker_without_an_account(tmp_path):
     )
     assert done.returncode == 0, done.stderr.decode()
     assert b"wandb is off" not in done.stdout
+    (part,) = (tmp_path / "run").glob("wandb/offline-run-*-*")
+    assert f"wandb sync {part}".encode() in done.stdout
     assert [r["step"] for r in lines(tmp_path / "run")] == [1]
     assert list((tmp_path / "run").glob("wandb/offline-run-*-*/*.wandb"))

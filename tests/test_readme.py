@@ -8,6 +8,8 @@ import sys
 import pytest
 from helpers import ROOT, environment, make_config, nonsense, train_here, write_corpus
 
+from configs import PRESETS
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -77,3 +79,19 @@ def test_the_notebook_snippet_runs(tmp_path, monkeypatch):
     shown = [value for value in variables.values() if hasattr(value, "_repr_html_")]
     last = snippet.strip().split("\n")[-1].split("#")[0]
     assert shown or hasattr(eval(last, variables), "_repr_html_")
+
+
+def test_heads_named_are_those_of_the_default_run():
+    """README looks at heads of the default run by number, from 0."""
+    shape = PRESETS["shakespeare-char"][1].model
+    looks = [line for line in LINES if "attention_map.py runs/shakespeare-char" in line]
+    layers = re.findall(r"--layer (\d+)|--ablate (\d+)\.", " ".join(looks))
+    heads = re.findall(r"--head (\d+)|--ablate \d+\.(\d+)", " ".join(looks))
+    assert len(layers) == len(heads) == 2
+    assert all(int(a or b) < shape.n_layer for a, b in layers)
+    assert all(int(a or b) < shape.n_head for a, b in heads)
+
+
+def test_the_notebook_says_from_where():
+    (before,) = re.findall(r"([^\n]*)\n\n```python", README)
+    assert "from this folder" in before

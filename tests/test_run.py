@@ -363,6 +363,17 @@ def test_what_an_empty_prompt_starts_from(tokenizer, first):
     assert empty_prompt(tokenizer) == first
 
 
+def test_a_sample_of_a_run_that_has_lost_its_way(data):
+    """Training goes on, and says so in the sample's place; the model's mode is kept."""
+    model = build(data, dropout=0.5).train()
+    tokenizer = CharTokenizer(Dataset(data).tokenizer_spec["symbols"])
+    with torch.no_grad():
+        model.embed.weight.fill_(float("nan"))
+    text = draw_sample(model, tokenizer, 5, 1)
+    assert text == "(no text: the model's logits are not finite)"
+    assert model.training
+
+
 def test_the_sample_is_always_drawn_alike(data):
     model, tokenizer = (
         build(data, dropout=0.5).train(),

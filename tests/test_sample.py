@@ -188,7 +188,104 @@ def test_bfloat16(run, monkeypatch):
     assert len(out) == len("the cat") + 8 + 1
 
 
+# --- many texts ---
+
+
+def test_groups_are_each_what_they_are_alone(run, monkeypatch, tmp_path):
+    """Ten texts with memory for three at a time: shown in order, the same as with memory for all,
+    and as each alone.
+    """
+    from ops import drawing
+    from ops.plan import limits
+
+    (tmp_path / "p").write_text("the cat\na\ntwo old dogs sat on a mat\nrain\nby\n")
+    common = (run, "--max-new-tokens", 24, "--temperature", 1.1, "--stop", ".\\n", "--seed", 3)
+    many = (*common, "--prompts-file", tmp_path / "p", "-n", 2)
+    whole, error, _ = draw(monkeypatch, *many)
+    assert "at a time" not in error
+    monkeypatch.setattr(limits, "free_memory", lambda device: 3.5 / drawing.SHARE)
+    monkeypatch.setattr(drawing, "row_bytes", lambda *_: 1)
+    out, error, pieces = draw(monkeypatch, *many)
+    assert out == whole
+    assert "note: 10 texts are drawn 3 at a time" in error
+    assert next(piece for piece in pieces if "---" in piece).startswith("--- 1 of 10 ---")
+    lines = (tmp_path / "p").read_text().split("\n")
+    for index in (0, 3, 9):
+        one = (*common[:-1], 3 + index, "--prompt", lines[index // 2])
+        assert draw(monkeypatch, *one)[0].rstrip("\n") == texts(out)[index]
+
+
+def test_memory_that_runs_out(run, monkeypatch):
+    """While a group is drawn: fewer at a time, the same texts; with a single one advice."""
+    from errors import MachineError
+    from model import generate as module
+
+    common = (run, "--prompt", "a", "--max-new-tokens", 8, "--temperature", 1.2)
+    whole = draw(monkeypatch, *common, "-n", 5)[0]
+    plain = module.next_token
+
+    def cramped(logits, *drawing):
+        if len(logits) > most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return plain(logits, *drawing)
+
+    monkeypatch.setattr(module, "next_token", cramped)
+    most = 2
+    out, error, _ = draw(monkeypatch, *common, "-n", 5)
+    assert out == whole
+    assert "out of memory: going on with 2 texts at a time" in error
+    most = 0
+    with pytest.raises(
+        MachineError, match="out of memory with one text at a time: shorten the prompt"
+    ):
+        draw(monkeypatch, *common)
+
+
+def test_auto_is_float32(run, monkeypatch):
+    """So that a text is what it is alone, whatever the hardware is fast at."""
+    from ops import device as module
+
+    seen = []
+    plain = module.autocast
+    monkeypatch.setattr(module, "autocast", lambda *which: seen.append(which) or plain(*which))
+    draw(monkeypatch, run, "--prompt", "a", "--max-new-tokens", 1, "--precision", "auto")
+    assert seen == [(module.best_device(), "float32")]
+
+
 # --- prompts ---
+
+
+def test_several_prompts(run, monkeypatch):
+    common = (run, "--max-new-tokens", 6, "--temperature", 0)
+    out, error, _ = draw(monkeypatch, *common, "--prompt", "the cat", "--prompt", "a")
+    alone = [draw(monkeypatch, *common, "--prompt", prompt)[0] for prompt in ("the cat", "a")]
+    assert texts(out) == [text.rstrip("\n") for text in alone]
+    assert "prompt" not in error
+    assert "--prompt is given" not in draw(monkeypatch, *common, "--prompt", "a", "-n", 1)[1]
+
+
+def test_escapes_in_prompts_and_stops(run, monkeypatch):
+    common = (run, "--max-new-tokens", 200, "--temperature", 1)
+    whole = draw(monkeypatch, *common, "--prompt", "the cat.\nsat")[0]
+    real = draw(monkeypatch, *common, "--prompt", "the cat.\nsat", "--stop", "\n")[0]
+    assert len(real) < len(whole)
+    assert real == whole[: whole.index("\n", len("the cat.\nsat"))] + "\n"
+    assert draw(monkeypatch, *common, "--prompt", r"the cat.\nsat", "--stop", r"\n")[0] == real
+
+
+def test_the_prompt_is_left_out(run, monkeypatch):
+    common = (run, "--prompt", "the cat", "--max-new-tokens", 12)
+    whole = draw(monkeypatch, *common)[0]
+    assert "the cat" + draw(monkeypatch, *common, "--no-show-prompt")[0] == whole
+    several = draw(monkeypatch, *common, "-n", 2)[0]
+    without = draw(monkeypatch, *common, "-n", 2, "--no-show-prompt")[0]
+    assert without == several.replace("---\nthe cat", "---\n")
+
+
+def test_a_bad_line_of_a_prompts_file(run, tmp_path, monkeypatch):
+    (tmp_path / "p").write_text("the cat\n\nsat!\na\n")
+    with pytest.raises(UserError, match=r"^line 3 of .*p: 1 character"):
+        draw(monkeypatch, run, "--prompts-file", tmp_path / "p")
 
 
 @pytest.mark.parametrize("which", ["run", "byte_run"])
@@ -493,6 +590,57 @@ def test_text_row_of_bytes():
 
 
 # --- a run is all that is needed ---
+
+
+def test_what_an_empty_prompt_starts_from(tmp_path, monkeypatch):
+    """A run on one text with a separator that it never met: a newline. The run alone knows."""
+    tokenizer = ByteTokenizer(separator=True)
+    data = write_corpus(tmp_path / "d", nonsense(1500), tokenizer=tokenizer)
+    config = make_config(data, tmp_path / "run", **SHAPE, **(QUICK | {"max_steps": 4}))
+    assert train_here(config) == 0
+    shutil.rmtree(data)
+    common = (tmp_path / "run", "--max-new-tokens", 12, "--temperature", 0)
+    out, error, _ = draw(monkeypatch, *common)
+    assert "note: an empty prompt starts from a newline, as training has seen no sep" in error
+    assert "\n" + out == draw(monkeypatch, *common, "--prompt", r"\n")[0]
+
+
+def test_an_earlier_checkpoint_is_looked_up_in_its_data(tmp_path, monkeypatch):
+    tokenizer = ByteTokenizer(separator=True)
+    data = write_corpus(tmp_path / "d", nonsense(1500), tokenizer=tokenizer)
+    config = make_config(data, tmp_path / "run", **SHAPE, **(QUICK | {"max_steps": 2}))
+    assert train_here(config) == 0
+    state = load(tmp_path / "run" / "best.pt")
+    assert state.counters.pop("start") == 10
+    save(state, tmp_path / "run" / "best.pt")
+    assert open_run(tmp_path / "run")[1].start == 10
+    write_corpus(tmp_path / "d", nonsense(1600), tokenizer=tokenizer)  # other data
+    assert open_run(tmp_path / "run")[1].start is None
+    shutil.rmtree(data)
+    assert open_run(tmp_path / "run")[1].start is None
+    error = draw(monkeypatch, tmp_path / "run", "--max-new-tokens", 1)[1]
+    assert "starts from the separator of documents, if training has seen one" in error
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["norm.weight", "blocks.0.attention.query.weight"])
+def test_weights_that_are_no_numbers(run, tmp_path, monkeypatch, value, name):
+    state = load(run / "best.pt")
+    weights = {key: tensor.clone() for key, tensor in state.model.items()}
+    weights[name].view(-1)[-1] = value
+    save(dataclasses.replace(state, model=weights), tmp_path / "best.pt")
+    with pytest.raises(UserError, match=rf"best\.pt can't be used: 1 of the .* in {name} are NaN"):
+        draw(monkeypatch, tmp_path, "--prompt", "a", "--temperature", 0)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_logits_that_are_no_numbers(run, tmp_path, monkeypatch, temperature):
+    """Finite weights, but so large that their product isn't."""
+    state = load(run / "best.pt")
+    weights = {key: tensor * 1e25 for key, tensor in state.model.items()}
+    save(dataclasses.replace(state, model=weights), tmp_path / "best.pt")
+    with pytest.raises(UserError, match="logits are not finite, though its weights are"):
+        draw(monkeypatch, tmp_path, "--prompt", "a", "--temperature", temperature)
 
 
 def test_the_data_may_have_changed(run, tmp_path, monkeypatch):

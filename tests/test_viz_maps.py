@@ -100,3 +100,13 @@ def test_bertviz_form():
     assert [tuple(layer.shape) for layer in attention] == [(1, 3, 6, 6)] * 2
     assert tokens == ["h", "i", "␣", "y", "o", "u"]
     torch.testing.assert_close(attention[0].sum(-1), torch.ones(1, 3, 6))
+
+
+def test_logits_that_are_no_numbers():
+    """Refused where that is asked for: a run that has lost its way is looked at too."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.unembed.weight[3] = float("inf")
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        read_text(model, [1, 2], bytes, must_be_finite=True)
+    assert read_text(model, [1, 2], bytes).tokens == [1, 2]

@@ -100,11 +100,15 @@ def evaluate(
 
 def draw_sample(model: GPT, tokenizer: Tokenizer, n_token: int, seed: int) -> str:
     """A text of `n_token` tokens from the model as it stands, always with the same random numbers;
-    the model's mode is kept.
+    the model's mode is kept. Where its logits are no numbers, training goes on: a line says so.
     """
     was_training = model.training
     model.eval()
     prompt, generator = empty_prompt(tokenizer), torch.Generator().manual_seed(seed)
-    tokens = [row[0] for row in generate(model, [prompt], n_token, generators=[generator])]
+    try:
+        tokens = [row[0] for row in generate(model, [prompt], n_token, generators=[generator])]
+        text = tokenizer.decode(tokens)
+    except FloatingPointError as error:
+        text = f"(no text: {error})"
     model.train(was_training)
-    return tokenizer.decode(tokens)
+    return text

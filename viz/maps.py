@@ -183,11 +183,20 @@ def _predictions(
 
 @torch.no_grad()
 def read_text(
-    model: GPT, tokens: Sequence[int], decode: Decode, kind: type[AttentionMaps] = AttentionMaps
+    model: GPT,
+    tokens: Sequence[int],
+    decode: Decode,
+    kind: type[AttentionMaps] = AttentionMaps,
+    must_be_finite: bool = False,
 ) -> AttentionMaps:
     """Run `model` (in eval mode) over one text of token ids and keep its attention and predictions,
     as maps of the `kind` given.
+
+    With `must_be_finite` raises FloatingPointError for logits that are no finite numbers; else they
+    are shown as they are, as in a run that has lost its way.
     """
     with record_attention(model) as record:
         logits = model(torch.tensor([list(tokens)], device=model.embed.weight.device))
+    if must_be_finite and not logits.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite")
     return kind.from_record(record, list(tokens), logits=logits, decode=decode)

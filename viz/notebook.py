@@ -19,5 +19,8 @@ class PageMaps(AttentionMaps):
 
 
 def read_text(model: GPT, tokens: Sequence[int], decode: Decode) -> AttentionMaps:
-    """As `viz.maps.read_text`, but what comes back shows itself."""
-    return maps.read_text(model, tokens, decode, PageMaps)
+    """As `viz.maps.read_text`, but what comes back shows itself.
+
+    Raises FloatingPointError where the model's logits are no finite numbers.
+    """
+    return maps.read_text(model, tokens, decode, PageMaps, must_be_finite=True)

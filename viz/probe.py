@@ -79,7 +79,9 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
     n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
     was_training = model.training
     model.eval()
-    maps = read_text(model, list(tokens)[: max(1, n_token)], lambda ids: b"")
+    # Training that has lost its way is recorded too: what is no number becomes 0.
+    start = list(tokens)[: max(1, n_token)]
+    maps = read_text(model, start, lambda ids: b"")
     induction = induction_scores(model)
     model.train(was_training)
     roles = measure_roles(maps, induction)

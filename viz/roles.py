@@ -167,6 +167,15 @@ def measure_roles(
     return HeadRoles(scores, uniform, np.stack(entropy), np.stack(profile))
 
 
+def check_finite(roles: HeadRoles) -> None:
+    """Raise FloatingPointError where a head's measurements are no numbers, though there was
+    something to measure.
+    """
+    measured = roles.scores[..., ~np.isnan(roles.uniform)]
+    if not (np.isfinite(measured).all() and np.isfinite(roles.entropy).all()):
+        raise FloatingPointError("the model's attention is not finite")
+
+
 def excess(scores: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """How far scores (..., roles) lie from uniform attention (0) towards a perfect head (1); NaN
     counts as 0.

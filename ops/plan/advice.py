@@ -86,7 +86,7 @@ def out_of_memory_advice(
     The micro-batch named is the largest for which the plan finds room. What the failed calls hold
     is freed; `baseline` must have been asked, as `warn_at_start` does, when the run began.
     """
-    if not _is_out_of_memory(error):
+    if not is_out_of_memory(error):
         return None
     traceback.clear_frames(error.__traceback__)
     optim = config.optim
@@ -125,7 +125,8 @@ def roomier(
     return None
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation has failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if getattr(error, "errno", None) == errno.ENOMEM:

@@ -55,3 +55,15 @@ def memory_limit(device: str) -> int:
             held, addresses = baseline()
             limits.append(max(1, limit - (addresses - held) - THREADS))
     return min(limits, default=0)
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that this process may still take on `device`; None where it can't be told."""
+    limit = memory_limit(device)
+    if not limit:
+        return None
+    if device.startswith("cuda"):
+        held = torch.cuda.memory_allocated(device)
+    else:
+        held = table_bytes(STATUS, "VmRSS")
+    return max(0, limit - held)
