@@ -8,6 +8,7 @@ share of a large corpus, which the system takes back when it must.
 """
 
 import dataclasses
+import functools
 import re
 import weakref
 from collections import Counter
@@ -143,9 +144,11 @@ class LiveBytes(TorchDispatchMode):
         self.part_of[storage._cdata] = "gradients"
 
 
+@functools.lru_cache(maxsize=64)
 def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Counter[str]]:
     """Bytes alive in a step of `n_layer` blocks, by part: the peak of each stage, and what is
-    "kept" when the blocks have been passed.
+    "kept" when the blocks have been passed. Not to be changed by the caller, as one plan asks for
+    the same more than once.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -201,7 +204,8 @@ def training_bytes(config: Config, vocab_size: int) -> tuple[list[Counter[str]],
     """
     n_layer = config.model.n_layer
     shallow = _step_bytes(config, vocab_size, min(2, n_layer))
-    deep = _step_bytes(config, vocab_size, min(3, n_layer))
+    counted = _step_bytes(config, vocab_size, min(3, n_layer))
+    deep = {moment: parts.copy() for moment, parts in counted.items()}
     n_further = max(0, n_layer - 3)
     for moment, parts in deep.items():
         for part in parts:
