@@ -21,6 +21,8 @@ from tqdm import tqdm
 from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import run_command
+from model.fast_attention import fast_attention
+from model.gpt import GPT
 from ops import checkpoint as checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +125,16 @@ def make_config(data, out, **fields):
     return Config(**sections)
 
 
+def make_model(vocab_size=11, attend=fast_attention, seed=None, **options):
+    """A GPT of very small size as it is initialised, from `seed` where one is given. Options are
+    those of ModelConfig.
+    """
+    if seed is not None:
+        torch.manual_seed(seed)
+    shape = {"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options
+    return GPT(ModelConfig(**shape), vocab_size, attend)
+
+
 def flags(**fields):
     """The same fields as options of the command line."""
     words = []
@@ -213,6 +225,16 @@ def command(script, *arguments, cwd=ROOT, stdin=None, code=0, timeout=120, env=N
     assert result.returncode == code, f"exit code {result.returncode}\n{out}\n{error}"
     assert "Traceback" not in error, error
     return out, error
+
+
+def start(script, *arguments, **settings):
+    """Start a script of this repository: the process, its output in pipes unless `settings`, which
+    go to Popen, say otherwise.
+    """
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    line = [sys.executable, str(ROOT / script), *map(str, arguments)]
+    settings = {"stdin": subprocess.DEVNULL, "text": True, **pipes, **settings}
+    return subprocess.Popen(line, env=environment(), **settings)
 
 
 def _child(plain, variables, output):

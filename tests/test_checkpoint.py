@@ -12,25 +12,20 @@ import zipfile
 
 import pytest
 import torch
-from helpers import assert_same_state, make_config, same_value, write_byte_corpus
+from helpers import assert_same_state, make_config, make_model, same_value, write_byte_corpus
 
-from configs import Config, ModelConfig, OptimConfig
+from configs import Config, OptimConfig
 from data.dataset import Dataset
 from data.tokenizer import ByteTokenizer
 from errors import MachineError, UserError
 from model.attention import explicit_attention
-from model.gpt import GPT
 from ops import checkpoint as checkpoints
 from ops.checkpoint import Checkpoint, Saver, find, load, load_weights, open_run, save, snapshot
 from training.optimizer import make_optimizers
 
 
 def build(vocab_size=256, **options):
-    torch.manual_seed(1)
-    return GPT(
-        ModelConfig(**({"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 8} | options)),
-        vocab_size,
-    )
+    return make_model(vocab_size, seed=1, **{"n_layer": 1} | options)
 
 
 def updated(model, optim):

@@ -16,6 +16,7 @@ from helpers import (
     command,
     losses,
     make_config,
+    make_model,
     nonsense,
     restored,
     same_value,
@@ -23,11 +24,10 @@ from helpers import (
     write_corpus,
 )
 
-from configs import ModelConfig, RunConfig
+from configs import RunConfig
 from errors import UserError
 from model.attention import explicit_attention
 from model.fast_attention import fast_attention
-from model.gpt import GPT
 from ops import compiling, speed
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, default_threads, resolve, set_up
@@ -198,15 +198,6 @@ def test_autocast(precision):
 # --- the parts ---
 
 
-def small(attend=fast_attention, **options):
-    torch.manual_seed(3)
-    return GPT(
-        ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 16, "context_length": 8} | options)),
-        11,
-        attend,
-    )
-
-
 def gradients(model, seed=4):
     model.train()
     torch.manual_seed(seed)
@@ -224,7 +215,7 @@ def gradients(model, seed=4):
 def test_recomputing_gives_the_same_gradients(attend, dropout, precision):
     found, calls = [], []
     for recompute in (False, True):
-        model = small(attend, dropout=dropout)
+        model = make_model(attend=attend, seed=3, dropout=dropout)
         if recompute:
             recompute_blocks(model)
         for block in model.blocks:
@@ -273,7 +264,7 @@ def test_clipping_by_hand():
     ],
 )
 def test_flops_per_token_by_hand(options, n_weight):
-    assert flops_per_token(small(**options)) == 6 * n_weight + 12 * 2 * 16 * 8
+    assert flops_per_token(make_model(seed=3, **options)) == 6 * n_weight + 12 * 2 * 16 * 8
 
 
 @pytest.mark.parametrize(
@@ -333,7 +324,7 @@ def compile_on(**fields):
 
 
 def test_compile_off():
-    model = small()
+    model = make_model(seed=3)
     assert (
         compile_or_not(
             model, dataclasses.replace(compile_on(), compile="off"), torch.zeros(1, 8).long()
@@ -354,7 +345,7 @@ def one_warning(model, run, capsys):
 
 def test_compile_without_a_compiler(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C++ compiler" in one_warning(small(), compile_on(), capsys)
+    assert "no C++ compiler" in one_warning(make_model(seed=3), compile_on(), capsys)
 
 
 @pytest.mark.parametrize("when", ["compile", "forward", "backward"])
@@ -384,7 +375,7 @@ def test_compile_that_fails(monkeypatch, capsys, when):
 
     monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/true")
     monkeypatch.setattr(torch, "compile", fake)
-    message = one_warning(small(), compile_on(), capsys)
+    message = one_warning(make_model(seed=3), compile_on(), capsys)
     assert "first line" in message
     assert "second line" not in message
 
@@ -397,7 +388,7 @@ def test_compile_that_works_leaves_no_gradients(monkeypatch):
         return lambda tokens: seen.append(tuple(tokens.shape)) or model(tokens)
 
     monkeypatch.setattr(torch, "compile", fake)
-    model = small()
+    model = make_model(seed=3)
     assert compile_or_not(model, compile_on(), torch.zeros(3, 8).long()) is not model
     assert seen == [(3, 8)]
     assert all(parameter.grad is None for parameter in model.parameters())

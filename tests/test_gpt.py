@@ -9,6 +9,7 @@ from statistics import NormalDist
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import make_model
 from torch.testing import assert_close
 
 from model.attention import Mask, explicit_attention
@@ -514,10 +515,8 @@ def test_zero_init(tiny):
     """What writes to the stream starts at zero, so that every block is the identity; all else
     starts as without.
     """
-    torch.manual_seed(0)
-    plain = GPT(ModelConfig(n_layer=2, n_head=2, d_model=8, context_length=8), 11)
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=8, context_length=8, zero_init=True), 11)
+    plain = make_model(seed=0, d_model=8)
+    model = make_model(seed=0, d_model=8, zero_init=True)
     for (name, x), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert not x.any() if "project" in name else torch.equal(x, other)
     tokens = torch.randint(11, (2, 8))

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
+from helpers import make_model
 
-from configs import ModelConfig, OptimConfig
-from model.gpt import GPT
+from configs import OptimConfig
 from training.optimizer import learning_rate, make_optimizers, parameter_groups, set_learning_rate
 
 ULP = 2.0**-24  # unit roundoff of float32
@@ -73,10 +73,7 @@ SHAPES = [
 
 
 def build(**options):
-    return GPT(
-        ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 8, "context_length": 8} | options)),
-        11,
-    )
+    return make_model(**{"d_model": 8} | options)
 
 
 def block_matrices(model):

@@ -10,16 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_config, nonsense, restored, train_here, write_corpus
+from helpers import make_config, make_model, nonsense, restored, train_here, write_corpus
 
-from configs import Config, ModelConfig, OptimConfig, RunConfig
+from configs import Config, OptimConfig, RunConfig
 from data.batches import dropout_seed
 from data.dataset import Dataset
 from data.prompts import empty_prompt
 from data.share import share_batch
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
-from model.gpt import GPT
 from ops.checkpoint import load
 from ops.messages import not_finite, opening_lines, schedule_note
 from ops.resume import initial_weights, merge_on_resume
@@ -303,9 +302,8 @@ def test_config_json_repeats_the_run(tmp_path, data):
 
 
 def build(data, **options):
-    torch.manual_seed(0)
-    shape = {"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 16} | options
-    return GPT(ModelConfig(**shape), len(Dataset(data).tokenizer_spec["symbols"]))
+    vocab_size = len(Dataset(data).tokenizer_spec["symbols"])
+    return make_model(vocab_size, seed=0, **{"n_layer": 1, "context_length": 16} | options)
 
 
 def test_init_from_takes_weights_alone(tmp_path, data, ran):

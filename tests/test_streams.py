@@ -20,6 +20,7 @@ from helpers import (
     make_config,
     nonsense,
     read_records,
+    start,
     write_byte_corpus,
 )
 
@@ -90,11 +91,11 @@ def test_everything_else_is_the_streams_own(tmp_path):
 
 
 def training(tmp_path, **fields):
-    """The command line of a small run into tmp_path/r."""
+    """What to give to train.py for a small run into tmp_path/r."""
     data = write_byte_corpus(tmp_path / "d", nonsense())
     sections = make_config(data, tmp_path / "r", **fields).to_dict().values()
     options = {name: value for section in sections for name, value in section.items()}
-    return [sys.executable, str(ROOT / "train.py"), "shakespeare-char", *flags(**options)]
+    return ["shakespeare-char", *flags(**options)]
 
 
 def is_whole(folder, steps):
@@ -108,7 +109,7 @@ def is_whole(folder, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", ["2>&1 | head -n 1", ">&- 2>&- <&-"])
 def test_a_run_outlives_its_readers(tmp_path, streams):
-    line = training(tmp_path, max_steps=30)
+    line = [sys.executable, str(ROOT / "train.py"), *training(tmp_path, max_steps=30)]
     script = f'{{ "$@"; echo $? > {tmp_path / "rc"}; }} {streams}'
     subprocess.run(["bash", "-c", script, "bash", *line], env=environment(), timeout=60, check=True)
     end = time.monotonic() + 60
@@ -124,7 +125,7 @@ def test_a_run_outlives_its_readers(tmp_path, streams):
 def test_a_terminal_that_is_closed(tmp_path, ignored):
     """The run hears of it and stops with a checkpoint; under nohup it goes on to its end."""
     steps = 1000 if ignored else 10**6
-    line = training(tmp_path, max_steps=steps, eval_every=0, save_every=0)
+    arguments = training(tmp_path, max_steps=steps, eval_every=0, save_every=0)
     master, terminal = pty.openpty()
 
     def be_on_the_terminal():
@@ -132,14 +133,12 @@ def test_a_terminal_that_is_closed(tmp_path, ignored):
         if ignored:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    process = subprocess.Popen(
-        line,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
+    process = start(
+        "train.py",
+        *arguments,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
         start_new_session=True,
         preexec_fn=be_on_the_terminal,
-        env=environment(),
     )
     os.close(terminal)
     log = tmp_path / "r" / "log.jsonl"

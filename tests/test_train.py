@@ -8,23 +8,21 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 import torch
 from helpers import (
-    ROOT,
     assert_same_run,
     assert_same_state,
     command,
-    environment,
     losses,
     make_config,
     nonsense,
     read_records,
     restored,
+    start,
     train_here,
     write_byte_corpus,
     write_corpus,
@@ -463,18 +461,6 @@ def test_a_signal_ends_after_the_step_in_hand(
     assert_same_run(tmp_path / "r", one)
 
 
-def start_training(*arguments):
-    line = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
-    return subprocess.Popen(
-        line,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def wait_for(condition, process, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
@@ -494,7 +480,7 @@ def test_ctrl_c_on_the_real_thing(tmp_path, data):
         schedule="constant",
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    process = start_training(tmp_path / "config.json")
+    process = start("train.py", tmp_path / "config.json")
     log = tmp_path / "r" / "log.jsonl"
     wait_for(lambda: log.exists() and log.read_text().count("\n") > 5, process)
     process.send_signal(signal.SIGINT)
