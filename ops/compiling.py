@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from configs import RunConfig
-from ops.device import autocast
+from ops.device import autocast, is_out_of_memory
 
 
 def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
@@ -32,6 +32,8 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
             compiled(example).float().mean().backward()
         return compiled
     except Exception as error:  # whatever the compiler raises; the eager model raises its own
+        if is_out_of_memory(error):  # the eager model takes more; its advice names what fits
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
         print(
             f"warning: compiling failed, going on without it ({type(error).__name__}: {reason})",
@@ -43,9 +45,8 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Activation checkpointing (Chen et al.
-
-    2016): each block keeps its input alone and is computed again in the backward pass.
+    """Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"):
+    each block keeps its input alone and is computed again in the backward pass.
     """
     for block in model.blocks:
         block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import sys
@@ -15,6 +16,16 @@ from machine import usable_cpus
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_PAYS_AFTER = 1000
 """Steps from which compiling, a minute at most, is paid back on a GPU."""
+
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
+"""Words by which a RuntimeError tells that an allocation has failed."""
 
 
 def device_name(device: str) -> str:
@@ -128,11 +139,10 @@ def set_up(run: RunConfig) -> None:
     torch.use_deterministic_algorithms(deterministic)
     # Nothing here reads memory before writing it.
     torch.utils.deterministic.fill_uninitialized_memory = False
+    # "high": TF32 on a GPU, for the float32 products that autocast leaves.
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
     if run.device == "cpu":
         keep_freed_memory()
-    else:
-        # TF32 for the float32 products that autocast leaves.
-        torch.set_float32_matmul_precision("high")
 
 
 def keep_freed_memory() -> None:
@@ -164,3 +174,12 @@ def prefers_slabs(device: str, precision: str) -> bool:
     a CPU, unless it is Intel's, whose library (MKL) uses all threads for one row by itself.
     """
     return precision == "float32" and device == "cpu" and "Intel" not in device_name("cpu")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation has failed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in OUT_OF_MEMORY)

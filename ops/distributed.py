@@ -136,6 +136,11 @@ def check(config: Config) -> None:
     optim, run = config.optim, config.run
     if world_size() == 1:
         return
+    if run.device.startswith("cuda:"):
+        raise UserError(
+            f"device is {run.device}, and each of the {world_size()} processes takes a GPU of its "
+            "own: use --device cuda"
+        )
     if run.strategy == "fsdp" and optim.optimizer == "muon":
         raise UserError(
             "muon needs whole matrices, which fsdp does not keep in one process: "

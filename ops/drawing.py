@@ -14,9 +14,8 @@ from model.config import ModelConfig
 from model.fast_attention import holds_weights
 from model.gpt import GPT
 from ops.checkpoint import OTHER
-from ops.device import DTYPES
+from ops.device import DTYPES, is_out_of_memory
 from ops.plan import limits
-from ops.plan.advice import is_out_of_memory
 
 SHARE = 0.5
 """Of the free memory, for all that the rows of a group hold: what is freed leaves gaps."""

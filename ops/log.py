@@ -72,7 +72,9 @@ class RunLog:
         flops_per_token: float,
         peak_flops: float,
         is_main: bool = True,
+        device: str = "cpu",
     ):
+        self.device = device
         self.folder, self.is_main = folder, is_main
         self.tokens_per_step = config.optim.batch_size * config.model.context_length
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
@@ -143,7 +145,7 @@ class RunLog:
         }
         numbers |= {
             "mfu": round(speed * self.flops_per_token / self.peak_flops, 4),
-            "memory": peak_memory(),
+            "memory": peak_memory(self.device),
         }
         self.write("train", step, **numbers, seconds=seconds)
         self.clock, self.logged, self.seconds = now, step, dict.fromkeys(PHASES, 0.0)
@@ -237,14 +239,14 @@ def start_wandb(folder: Path, config: Config, say: Callable[[str], None]) -> Any
         return None
 
 
-def peak_memory() -> int:
-    """The most memory this process has held so far, in MiB: on its GPU, else resident; 0 where it
+def peak_memory(device: str = "cpu") -> int:
+    """The most memory this process has held so far, in MiB: on a GPU, else resident; 0 where it
     can't be told.
     """
-    import torch
+    if device.startswith("cuda"):
+        import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() >> 20
+        return torch.cuda.max_memory_allocated(device) >> 20
     return machine.peak_memory() >> 20
 
 

@@ -1,6 +1,6 @@
 """What a run says before its first step, when it has lost its way, and after its last step."""
 
-from configs import Config
+from configs import Config, RunConfig
 from data.batches import n_windows
 from data.prompts import newline_id, start_text
 from model.attention import Mask
@@ -27,7 +27,7 @@ def opening_lines(session, model: GPT) -> str:
         going_on = f", going on from step {session.resumed_at:,}"
     lines = [
         f"device   {run.device} ({device_name(run.device)}, {run.threads} threads), "
-        f"{run.precision}, {run.attention} attention, compile {run.compile}",
+        f"{precision_text(run)}, {run.attention} attention, compile {run.compile}",
         f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, "
         f"width {shape.d_model}, {shape.positions} positions, {shape.norm}, {shape.mlp}",
         f"data     {dataset.folder}: {train:,} training and {val:,} validation tokens; "
@@ -42,6 +42,13 @@ def opening_lines(session, model: GPT) -> str:
     notes = (attention_note(config), schedule_note(config), start_note(session))
     lines += [note for note in notes if note]
     return "\n".join(lines + session.notes)
+
+
+def precision_text(run: RunConfig) -> str:
+    """The precision of matrix products, and whether a GPU rounds those of float32 to TF32."""
+    if run.precision == "float32" and run.device.startswith("cuda") and not run.deterministic:
+        return "float32 (products in TF32; --deterministic: not)"
+    return run.precision
 
 
 def attention_note(config: Config) -> str | None:

@@ -134,11 +134,14 @@ class Session:
         starts.
         """
         run = self.config.run
-        wrapped = self.processes.wrap(compile_or_not(model, run, example), self.device)
+        computed = compile_or_not(model, run, example)
+        # Where compiling fails in one process, all go on without it.
+        (n_eager,) = self.processes.sum(computed is model, device=self.device)
+        wrapped = self.processes.wrap(model if n_eager else computed, self.device)
         peak = self.processes.count * matrix_rate(self.device, run.precision)
         is_main, first = self.processes.is_main, self.resumed_at or 0
         flops = flops_per_token(model)
-        self.log = RunLog(self.folder, self.config, first, flops, peak, is_main)
+        self.log = RunLog(self.folder, self.config, first, flops, peak, is_main, self.device)
         self.stop = Stop(self.config)
         return wrapped
 

@@ -162,9 +162,11 @@ def restored():
         torch.are_deterministic_algorithms_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,
     )
+    products = torch.get_float32_matmul_precision()
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(products)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         torch.set_num_threads(threads)

@@ -301,6 +301,13 @@ def test_what_fsdp_does_not_do(monkeypatch, options, words):
         distributed.check(make_config("d", "r", strategy="fsdp", **options))
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_gpu_for_several_processes(monkeypatch, strategy):
+    announce(monkeypatch, count=2)
+    with pytest.raises(UserError, match=r"device is cuda:0, .* use --device cuda$"):
+        distributed.check(make_config("d", "r", strategy=strategy, device="cuda:0"))
+
+
 # --- a run's own config.json ---
 
 

@@ -31,6 +31,7 @@ from model.fast_attention import fast_attention
 from ops import compiling, speed
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, default_threads, resolve, set_up
+from ops.messages import precision_text
 from ops.speed import flops_per_token, matrix_rate
 from training.optimizer import clip_gradients
 
@@ -179,12 +180,14 @@ def test_set_up_is_deterministic_on_cpu():
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_on_cuda_when_asked(monkeypatch, deterministic):
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: None)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with restored():
         set_up(RunConfig(device="cuda", threads=1, deterministic=deterministic))
         assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert torch.get_float32_matmul_precision() == ("highest" if deterministic else "high")
         assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is deterministic
+        set_up(RunConfig(device="cpu", threads=1))
+        assert torch.get_float32_matmul_precision() == "highest"
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
 
 
@@ -378,6 +381,31 @@ def test_compile_that_fails(monkeypatch, capsys, when):
     message = one_warning(make_model(seed=3), compile_on(), capsys)
     assert "first line" in message
     assert "second line" not in message
+
+
+def test_compile_that_runs_out_of_memory_is_no_failure_of_the_compiler(monkeypatch):
+    """Going on without it would take more memory yet."""
+
+    def fake(model):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/usr/bin/true")
+    monkeypatch.setattr(torch, "compile", fake)
+    with pytest.raises(torch.OutOfMemoryError):
+        compile_or_not(make_model(), compile_on(), torch.zeros(1, 8).long())
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (RunConfig(device="cuda:1", precision="float32"), "float32 (products in TF32"),
+        (RunConfig(device="cuda", precision="float32", deterministic=True), "float32"),
+        (RunConfig(device="cuda", precision="bfloat16"), "bfloat16"),
+        (RunConfig(device="cpu", precision="float32"), "float32"),
+    ],
+)
+def test_the_precision_told(run, expected):
+    assert precision_text(run).partition(";")[0] == expected
 
 
 def test_compile_that_works_leaves_no_gradients(monkeypatch):

@@ -50,8 +50,7 @@ class Trainer:
             step,
             self.share.rows(index),
         )
-        device = self.session.device
-        return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        return tokens.to(self.session.device), targets.to(self.session.device)
 
     def accumulate(self) -> Tensor:
         """Add up the gradients of the mean loss over this process's share of the batch, a

@@ -1,10 +1,7 @@
 """When memory is short: a warning before the run, and the way out once it has failed."""
 
-import errno
 import sys
 import traceback
-
-import torch
 
 from configs import Config
 from data.dataset import Dataset
@@ -12,19 +9,10 @@ from data.share import share_batch
 from data.tokenizer import load_tokenizer
 from model.attention import Mask
 from model.fast_attention import holds_weights
-from ops.device import DTYPES
+from ops.device import DTYPES, is_out_of_memory
 from ops.distributed import world_size
 from ops.plan import limits
 from ops.plan.counting import Plan, make_plan
-
-OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "bad_alloc",
-    "out of memory",
-    "Cannot allocate memory",
-    "can't start new thread",
-)
-"""Words by which a RuntimeError tells that an allocation has failed."""
 
 
 def memory_warning(plan: Plan) -> str | None:
@@ -123,12 +111,3 @@ def roomier(
             )
             return remedy, plan
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation has failed."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in OUT_OF_MEMORY)
