@@ -68,9 +68,11 @@ class Mask:
 
     def allowed(self, n_query: int, n_key: int, device: torch.device | None = None) -> Tensor:
         """Boolean of shape (B or 1, 1, T, S), True where query t may look at key s."""
-        lengths = torch.tensor(self.lengths or (n_key,), device=device)[:, None, None, None]
         query = torch.arange(n_query, device=device)[:, None]
         key_position = torch.arange(n_key, device=device)
+        if self.lengths is None:  # no tensor made of numbers: a GPU would wait for the copy
+            return self.may_look(query + max(0, n_key - n_query), key_position)[None, None]
+        lengths = torch.tensor(self.lengths, device=device)[:, None, None, None]
         query_position = (lengths - n_query).clamp(min=0) + query
         return self.may_look(query_position, key_position) & (key_position < lengths)
 

@@ -45,7 +45,8 @@ class BatchedMuon(torch.optim.Muon):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
-                    self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+                    if "momentum_buffer" not in self.state[parameter]:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             for shape, parameters in by_shape.items():
                 gradients = [p.grad for p in parameters if p.grad is not None]
                 momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
