@@ -3,20 +3,38 @@
 import functools
 import shutil
 import sys
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from configs import RunConfig
 from ops.device import autocast, is_out_of_memory
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of logits (B, T, V) and targets (B, T)."""
 
-def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> nn.Module:
-    """The compiled model, or, in one line of warning, the eager one where compiling fails.
+
+class WithLoss(nn.Module):
+    """A model and its loss as one function of tokens and targets, both (B, T). A compiler that sees
+    both need not write the logits out, which are the largest tensor of a step.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return self.loss(self.model(tokens_BT), targets_BT)
+
+
+def compile_or_not(model: nn.Module, run: RunConfig, *example: Tensor) -> nn.Module:
+    """The compiled module, or, in one line of warning, the eager one where compiling fails.
 
     A compiler's troubles show only when it is put to work, so one forward and backward pass is made
-    on `example`, tokens of the run's own shape; its gradients are dropped.
+    on `example`, what the module will be called with; its gradients are dropped.
     """
     if run.compile == "off":
         return model
@@ -29,7 +47,7 @@ def compile_or_not(model: nn.Module, run: RunConfig, example: torch.Tensor) -> n
     try:
         compiled = torch.compile(model)
         with autocast(run.device, run.precision):
-            compiled(example).float().mean().backward()
+            compiled(*example).float().mean().backward()
         return compiled
     except Exception as error:  # whatever the compiler raises; the eager model raises its own
         if is_out_of_memory(error):  # the eager model takes more; its advice names what fits

@@ -23,7 +23,7 @@ from model.gpt import GPT
 from ops import distributed
 from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
 from ops.command_line import check_data
-from ops.compiling import compile_or_not, recompute_blocks
+from ops.compiling import Loss, WithLoss, compile_or_not, recompute_blocks
 from ops.device import autocast, resolve, set_up
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
@@ -128,16 +128,17 @@ class Session:
             print(opening_lines(self, model))
         self.processes.barrier()
 
-    def wrap(self, model: GPT, example: Tensor) -> nn.Module:
-        """The module that a step calls: compiled where that is asked for, and averaging gradients
-        among processes. `example` are tokens of the run's own shape. The log opens, and the clock
-        starts.
+    def wrap(self, model: GPT, loss: Loss, tokens: Tensor, targets: Tensor) -> nn.Module:
+        """The module that a step calls with tokens and targets, for their loss: compiled where that
+        is asked for, and averaging gradients among processes. `tokens` and `targets` are examples
+        of the run's own shape. The log opens, and the clock starts.
         """
         run = self.config.run
-        computed = compile_or_not(model, run, example)
+        plain = WithLoss(model, loss)
+        computed = compile_or_not(plain, run, tokens, targets)
         # Where compiling fails in one process, all go on without it.
-        (n_eager,) = self.processes.sum(computed is model, device=self.device)
-        wrapped = self.processes.wrap(model if n_eager else computed, self.device)
+        (n_eager,) = self.processes.sum(computed is plain, device=self.device)
+        wrapped = self.processes.wrap(plain if n_eager else computed, self.device)
         peak = self.processes.count * matrix_rate(self.device, run.precision)
         is_main, first = self.processes.is_main, self.resumed_at or 0
         flops = flops_per_token(model)
@@ -162,11 +163,9 @@ class Session:
         """The context in which the model runs at the run's precision."""
         return autocast(self.device, self.config.run.precision)
 
-    def accumulating(
-        self, step_model: nn.Module, is_last: bool
-    ) -> contextlib.AbstractContextManager:
+    def accumulating(self, loss_of: nn.Module, is_last: bool) -> contextlib.AbstractContextManager:
         """The context of one micro-batch, the `is_last` of a step or not."""
-        return self.processes.accumulating(step_model, is_last)
+        return self.processes.accumulating(loss_of, is_last)
 
     def agree(self, loss: Tensor) -> float:
         """The mean loss over all processes; what one has heard of an early end, all know now."""

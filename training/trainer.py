@@ -21,8 +21,8 @@ from training.state import State
 class Trainer:
     """A model, its optimizers, and where the run stands.
 
-    `step_model` is the same model, with the same weights, as a step calls it: compiled, or
-    averaging gradients among processes, where the session has wrapped it so.
+    `loss_of` is the loss of the same model, with the same weights, as a step computes it: compiled,
+    or averaging gradients among processes, where the session has wrapped it so.
     """
 
     def __init__(self, session):
@@ -36,7 +36,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(enabled=run.precision == "float16")
         self.state: State = session.restore(self.optimizers, self.scaler)
         session.start(self.model)
-        self.step_model = session.wrap(self.model, self.micro_batch(0, 0)[0])
+        self.loss_of = session.wrap(self.model, cross_entropy, *self.micro_batch(0, 0))
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global
@@ -67,10 +67,9 @@ class Trainer:
             if self.config.model.dropout:
                 torch.manual_seed(dropout_seed(self.config.run.seed, step, index))
             # Several processes exchange gradients once a step, with the last micro-batch.
-            with session.accumulating(self.step_model, is_last=index == indices[-1]):
+            with session.accumulating(self.loss_of, is_last=index == indices[-1]):
                 with log.phase("forward"), session.autocast():
-                    logits = self.step_model(tokens)
-                    micro_loss = cross_entropy(logits, targets) / self.share.n_micro
+                    micro_loss = self.loss_of(tokens, targets) / self.share.n_micro
                 with log.phase("backward"):
                     self.scaler.scale(micro_loss).backward()
             loss += micro_loss.detach()
