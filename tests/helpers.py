@@ -22,6 +22,7 @@ from configs import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import run_command
 from ops import checkpoint as checkpoints
+from ops.stopping import Stop
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = [
@@ -143,7 +144,7 @@ def restored():
     """
     handlers = {
         number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        for number in (getattr(signal, name) for name in Stop.SIGNALS)
     }
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     deterministic, fill = (
