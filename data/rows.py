@@ -88,6 +88,8 @@ def recognise_json(head: str, is_whole: bool) -> Syntax | None:
     if len(lines) > 1 and not is_whole:
         lines.pop()  # it may be cut
     lines = lines[:LINES_LOOKED_AT]
+    if len(lines) > 2 and all(map(_holds_strings, lines)):
+        return Syntax("jsonl")  # of no objects: the reader will refuse it with the way to them
     if text[:1] not in ("{", "["):
         return _recognise_behind(lines)
     objects = [value for value in map(_object, lines) if value]
@@ -125,6 +127,17 @@ def _recognise_value(text: str, is_whole: bool) -> Syntax | None:
     if rest or not value or not all(isinstance(item, dict | str) for item in value):
         return None
     return Syntax("json")
+
+
+def _holds_strings(line: str) -> bool:
+    """Whether a line is a JSON string, or a JSON array that begins with one."""
+    if not line.lstrip().startswith(('"', '["', '[ "')):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _object(line: str) -> dict | None:

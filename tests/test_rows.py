@@ -72,6 +72,17 @@ def test_json_lines_behind_another_line_are_no_prose(first, tmp_path):
     assert read(write(tmp_path / "b.txt", essay.encode()))[0] == [essay]
 
 
+@pytest.mark.parametrize("wrap", [str, lambda text: [text], lambda text: [text, 1]])
+def test_json_lines_without_objects_are_refused_whatever_the_name(wrap, tmp_path):
+    lines = "".join(json.dumps(wrap(text)) + "\n" for text in TEXTS)
+    path = write(tmp_path / "a.txt", lines.encode())
+    with pytest.raises(UserError, match=r"line 1: no object with text .*\n.*--format text"):
+        read(path)
+    assert read(path, format="text")[0] == [lines]
+    speech = '"So," said he.\n"No."\n"[a] yes"\n'
+    assert read(write(tmp_path / "b.txt", speech.encode()))[0] == [speech]
+
+
 def test_documents_longer_than_what_is_looked_at(tmp_path):
     records = [{"text": f"{i}" * 200_000} for i in range(3)]
     wanted = [record["text"] for record in records]
