@@ -2,9 +2,13 @@
 library alone.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""What a system says where there is no room left for what is written."""
 
 
 class UserError(Exception):
@@ -43,6 +47,13 @@ def run_command(main: Callable[[], int | None]) -> None:
         # Python flushes stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        where = error.filename or "what is printed"
+        print(f"error: {where} can't be written: {error.strerror}", file=sys.stderr)
+        code = 1
     sys.exit(code or 0)
 
 

@@ -258,6 +258,8 @@ def _check_fields(section: str, kind: type, values: Any) -> None:
 
 def read_config(path: str | Path) -> Config:
     """The configuration in a run's config.json. Raises UserError where it can't be read."""
+    if Path(path).suffix == ".pt":
+        raise UserError(f"{path} is no configuration: give the run's folder or its config.json")
     try:
         plain = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

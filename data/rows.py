@@ -84,17 +84,29 @@ def recognise_syntax(head: str, is_whole: bool, suffix: str, field: str | None) 
 def recognise_json(head: str, is_whole: bool) -> Syntax | None:
     """The syntax of JSON Lines or JSON; None for anything else."""
     text = head[_NULL_ROWS.match(head).end() :]  # type: ignore[union-attr]
-    if text[:1] not in ("{", "["):
-        return None
     lines = [line for line in text.split("\n") if line.strip()]
     if len(lines) > 1 and not is_whole:
         lines.pop()  # it may be cut
     lines = lines[:LINES_LOOKED_AT]
+    if len(lines) > 2 and all(map(_holds_strings, lines)):
+        return Syntax("jsonl")  # of no objects: the reader will refuse it with the way to them
+    if text[:1] not in ("{", "["):
+        return _recognise_behind(lines)
     objects = [value for value in map(_object, lines) if value]
     if objects and 2 * len(objects) >= len(lines):
         alone = is_whole and len(lines) == 1
         return Syntax("jsonl", tuple(objects[0]), is_lone_object=alone)
     return _recognise_value(text, is_whole)
+
+
+def _recognise_behind(lines: list[str]) -> Syntax | None:
+    """JSON Lines behind a comment or a warning, which the reader will then name as no JSON; None
+    for anything else.
+    """
+    objects = [value for value in map(_object, lines) if value]
+    if len(objects) > 2 and 2 * len(objects) >= len(lines):
+        return Syntax("jsonl", tuple(objects[0]))
+    return None
 
 
 def _recognise_value(text: str, is_whole: bool) -> Syntax | None:
@@ -115,6 +127,17 @@ def _recognise_value(text: str, is_whole: bool) -> Syntax | None:
     if rest or not value or not all(isinstance(item, dict | str) for item in value):
         return None
     return Syntax("json")
+
+
+def _holds_strings(line: str) -> bool:
+    """Whether a line is a JSON string, or a JSON array that begins with one."""
+    if not line.lstrip().startswith(('"', '["', '[ "')):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _object(line: str) -> dict | None:

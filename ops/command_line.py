@@ -88,4 +88,7 @@ def check_data(config: Config) -> None:
     """Raise UserError, with the command that mends it, where the data isn't prepared."""
     folder = config.data.data
     if not Path(folder, "dataset.json").exists():
-        raise UserError(f"{folder} isn't prepared. Run this first:\n  {preparing_command(folder)}")
+        advice = ". Run this first"
+        if config.run.resume:  # prepared anew, it may not be what the run was trained on
+            advice = " here. If it lies elsewhere, name it with --data; if not, run this first"
+        raise UserError(f"{folder} isn't prepared{advice}:\n  {preparing_command(folder)}")

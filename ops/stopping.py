@@ -15,14 +15,15 @@ BY_A_SIGNAL = 75
 class Stop:
     """Owns the clock, the signals and the patience of a run, and says when it is over and why.
 
-    Ctrl-C, SIGTERM, a terminal that goes away (SIGHUP, unless it is ignored as under nohup) and
-    SIGUSR1 (Slurm's warning) end the run after the step in hand, with a checkpoint. A second Ctrl-C
-    ends it at once; further signals of the other kinds change nothing, so that none can tear what
+    Ctrl-C, SIGTERM, a terminal that goes away (SIGHUP, unless it is ignored as under nohup) and the
+    warnings of batch systems (SIGUSR1 of Slurm, SIGUSR2 of LSF and Grid Engine, SIGXCPU before the
+    CPU time is up) end the run after the step in hand, with a checkpoint. A second Ctrl-C ends it
+    at once; further signals of the other kinds change nothing, so that none can tear what
     is being saved. Of several processes each may be told first, so what one has heard counts for
     all only once `agree` has been given the sums of what each of them says in `news`.
     """
 
-    SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
     def __init__(self, config: Config):
         self.config = config

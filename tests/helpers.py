@@ -24,6 +24,7 @@ from errors import run_command
 from model.fast_attention import fast_attention
 from model.gpt import GPT
 from ops import checkpoint as checkpoints
+from ops.stopping import Stop
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = [
@@ -155,7 +156,7 @@ def restored():
     """
     handlers = {
         number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        for number in (getattr(signal, name) for name in Stop.SIGNALS)
     }
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     deterministic, fill = (

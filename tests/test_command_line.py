@@ -242,6 +242,13 @@ def test_the_preparing_command(tmp_path, monkeypatch, folder, line):
         check_data(make_config(folder, "r"))
 
 
+def test_a_checkpoint_is_no_configuration(tmp_path):
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"PK\x03\x04\x80")
+    with pytest.raises(UserError, match="no configuration: give the run's folder"):
+        parse([str(path), "--resume"])
+
+
 def test_every_presets_data_has_a_command():
     for name, (_, config) in PRESETS.items():
         words = preparing_command(config.data.data).split()

@@ -62,6 +62,27 @@ def test_json_lines_with_a_byte_order_mark(encoding, tmp_path):
     assert read(write(tmp_path / "a", json_lines().decode().encode(encoding)))[0] == TEXTS
 
 
+@pytest.mark.parametrize("first", ["# exported today", "WARNING: slow", "id, text"])
+def test_json_lines_behind_another_line_are_no_prose(first, tmp_path):
+    path = write(tmp_path / "a.txt", f"{first}\n".encode() + json_lines())
+    with pytest.raises(UserError, match="line 1: not JSON"):
+        read(path)
+    assert read(path, skip_broken=True)[0] == TEXTS
+    essay = "Rows look so:\n" + '{"text": "a"}\n' * 2 + "and so on.\nThe end.\n"
+    assert read(write(tmp_path / "b.txt", essay.encode()))[0] == [essay]
+
+
+@pytest.mark.parametrize("wrap", [str, lambda text: [text], lambda text: [text, 1]])
+def test_json_lines_without_objects_are_refused_whatever_the_name(wrap, tmp_path):
+    lines = "".join(json.dumps(wrap(text)) + "\n" for text in TEXTS)
+    path = write(tmp_path / "a.txt", lines.encode())
+    with pytest.raises(UserError, match=r"line 1: no object with text .*\n.*--format text"):
+        read(path)
+    assert read(path, format="text")[0] == [lines]
+    speech = '"So," said he.\n"No."\n"[a] yes"\n'
+    assert read(write(tmp_path / "b.txt", speech.encode()))[0] == [speech]
+
+
 def test_documents_longer_than_what_is_looked_at(tmp_path):
     records = [{"text": f"{i}" * 200_000} for i in range(3)]
     wanted = [record["text"] for record in records]

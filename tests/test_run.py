@@ -455,7 +455,7 @@ def test_signals_are_remembered_and_the_second_one_ends_at_once():
         assert stop.received == "SIGTERM"  # and what is being saved goes on being saved
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
 def test_other_signals_that_ask_for_an_end(name):
     with restored():
         stop = Stop(make_config("d", "r"))

@@ -75,6 +75,24 @@ def test_a_full_disk_may_have_room_again():
         stream.close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("is_error_lost", [False, True])
+def test_what_is_printed_to_a_full_disk_ends_with_a_line(is_error_lost):
+    code = "from errors import run_command; run_command(lambda: print('a text'))"
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=full,
+            stderr=full if is_error_lost else subprocess.PIPE,
+            check=False,
+        )
+    assert result.returncode == 1
+    if not is_error_lost:
+        line = b"error: what is printed can't be written: No space left on device\n"
+        assert result.stderr == line
+
+
 def test_everything_else_is_the_streams_own(tmp_path):
     with open(tmp_path / "f", "w", encoding="utf-8") as file:
         stream = LastingStream(file, "standard output")

@@ -109,5 +109,6 @@ def test_data_that_was_moved_is_known_by_its_fingerprint(tmp_path, data):
     (tmp_path / "first").rename(tmp_path / "second")
     _, error = command("train.py", tmp_path / "r", "--resume", code=2)
     assert "isn't prepared" in error
+    assert "name it with --data" in error
     command("train.py", tmp_path / "r", "--resume", "--data", tmp_path / "second")
     assert load(tmp_path / "r" / "checkpoint.pt").step == 8
