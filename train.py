@@ -16,6 +16,7 @@ from ops.streams import outlive_readers
 
 
 def main() -> int:
+    outlive_readers()
     config = parse(sys.argv[1:])
     if config is None:
         print(list_presets())
@@ -25,7 +26,6 @@ def main() -> int:
 
         print(report(config))
         return 0
-    outlive_readers()
     try:
         return train(config)
     except (RuntimeError, MemoryError, OSError) as error:

@@ -59,7 +59,9 @@ def read_prompts(
     lines = split_lines(text.removeprefix("\ufeff"))
     if prompt_file:
         return ["\n".join(lines)]
-    return lines[:-1] if len(lines) > 1 and not lines[-1] else lines
+    if lines == [""]:
+        raise UserError(f"the prompts file {name} is empty: write a prompt on each line")
+    return lines if lines[-1] else lines[:-1]
 
 
 def split_lines(text: str) -> list[str]:

@@ -22,6 +22,8 @@ from viz.maps import read_text
 from viz.probe import save_probe
 from viz.roles import ROLES, check_finite, measure_roles
 
+pytestmark = pytest.mark.slow
+
 TEXT = "It is the east, and Juliet is the sun.\n"
 
 

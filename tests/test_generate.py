@@ -195,6 +195,7 @@ def lines(model, prompts, n, *, generators=None, use_cache=True, **options):
     return [list(row) for row in zip(*stream, strict=True)]
 
 
+@pytest.mark.slow
 @KINDS
 @WINDOWS
 @BIGRAMS

@@ -293,6 +293,7 @@ def scattered(model):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
 @TWINS
 def test_logits_are_gpt2(attend, dtype, atol):
@@ -356,6 +357,7 @@ LLAMA = {
 }
 
 
+@pytest.mark.slow
 @TWINS
 @pytest.mark.parametrize("case", ["plain", "bias", "tied", "qk_norm"])
 def test_logits_are_llama(attend, case):
@@ -524,6 +526,7 @@ def test_zero_init(tiny):
     assert torch.equal(model.features(tokens), model.norm(stream))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @KINDS
 @pytest.mark.parametrize(

@@ -379,6 +379,7 @@ log.close()
 """
 
 
+@pytest.mark.slow
 def test_the_real_tracker_without_an_account(tmp_path):
     """No account, no terminal: offline, and no question asked. A proxy that isn't there stands for
     no network.

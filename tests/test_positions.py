@@ -180,6 +180,7 @@ def test_rotary_scores_depend_on_distance_alone(device):
     assert near[0].max() - near[0].min() > 100 * slack
 
 
+@pytest.mark.slow
 def test_rotary_is_llama(device):
     """Halves, base 10,000, as transformers' own function turns them."""
     from transformers import LlamaConfig

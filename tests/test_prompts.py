@@ -241,3 +241,14 @@ def test_standard_input(monkeypatch):
     stdin = SimpleNamespace(buffer=io.BytesIO(b"a\\n\r\nb"))
     monkeypatch.setattr("sys.stdin", stdin)
     assert read_prompts(prompts_file="-") == ["a\\n", "b"]
+
+
+def test_a_prompts_file_without_a_line(tmp_path):
+    """An empty line is an empty prompt; no line is none."""
+    path = tmp_path / "p"
+    path.write_bytes(b"\n")
+    assert read_prompts("", "", str(path)) == [""]
+    for content in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="is empty: write a prompt on each line"):
+            read_prompts("", "", str(path))

@@ -31,6 +31,8 @@ from model.sampling import Sampling
 from ops.checkpoint import load, open_run, save
 from sample import Options
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {"n_layer": 1, "n_head": 2, "d_model": 32, "context_length": 32, "positions": "rotary"}
 QUICK = {
     "lr": 1e-2,

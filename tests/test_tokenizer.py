@@ -329,6 +329,7 @@ def test_safe_cuts_are_where_the_patterns_cut(bpe):
     assert n_cuts > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "gpt2"])
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_chunks_give_the_tokens_of_the_whole(kind, size, request):
@@ -381,6 +382,7 @@ def test_a_run_is_cut_after_so_many_characters(monkeypatch):
     assert tk.run_cuts("") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "gpt2"])
 @pytest.mark.parametrize(("size", "longest"), [(1, 8), (4, 16), (16, 8), (40, 16), (16, 32)])
 def test_long_runs_give_the_same_tokens_in_chunks_and_whole(

@@ -12,6 +12,8 @@ from viz.colour import colour_scale
 from viz.probe import load_probe, save_probe
 from viz.roles import measure_roles
 
+pytestmark = pytest.mark.slow
+
 TEXT = "to be $x$ <b>\n"
 
 
