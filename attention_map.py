@@ -269,10 +269,14 @@ def main() -> int:
 
 def look(options: Options, folder: Path, out: Path) -> None:
     """Read the run and the text, write what was asked for, and name each file written."""
+    import torch
+
     from ops.checkpoint import open_run, what_is_read
+    from ops.device import default_threads
     from viz import maps, page, probe, roles
 
     # Read the run and the text.
+    torch.set_num_threads(default_threads())
     model, tokenizer, checkpoint = open_run(options.run)
     print(what_is_read(options.run, checkpoint), file=sys.stderr)
     watched = probe.load_probe(folder / "attention", tokenizer.decode_bytes)
