@@ -59,6 +59,7 @@ class Syntax:
 
 
 TEXT = Syntax("text")
+_EXCEL = re.compile(r"\s*sep=(.)\n", re.IGNORECASE)  # a first line of Excel's: the delimiter
 _KEY = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
 _NULL_ROWS = re.compile(r"\s*(?:(?:null|\{\})[ \t]*\n\s*)*")
 _NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")
@@ -154,8 +155,13 @@ def recognise_csv(head: str, is_whole: bool, suffix: str, field: str | None) -> 
     """
     named = suffix in (".csv", ".tsv", ".tab")
     candidates = []
+    delimiters = "\t" if suffix in (".tsv", ".tab") else ",\t;|"
+    if excel := _EXCEL.match(head):
+        named = True
+        delimiters = excel[1]
+        head = head[excel.end() :]
     first, *_ = head.lstrip("\n").split("\n", 1)
-    for delimiter in "\t" if suffix in (".tsv", ".tab") else ",\t;|":
+    for delimiter in delimiters:
         if not (named or field or _is_header([first.split(delimiter), [], []])):
             continue  # no need to parse what will not do
         rows = _first_rows(head, is_whole, delimiter)
@@ -363,7 +369,10 @@ def csv_rows(texts: Iterable[str], field: str, name: str, syntax: Syntax) -> Ite
     csv.field_size_limit(LARGEST_ROW)
     lines = (f"{line}\n" for line in lines_of(texts))
     reader = csv.reader(lines, delimiter=syntax.delimiter or ",", strict=True)
-    header = [cell.strip() for cell in next(reader, [])]
+    written = filter(None, reader)  # an empty line is no row
+    header = [cell.strip() for cell in next(written, [])]
+    if [cell.lower() for cell in header] == ["sep=", ""]:  # see _EXCEL
+        header = [cell.strip() for cell in next(written, [])]
     if header.count(field) != 1:
         columns = ", ".join(header)[:200]
         twice = " once" if field in header else ""

@@ -213,6 +213,17 @@ def test_csv_in_a_folder_is_refused_too(tmp_path):
         read(tmp_path)
 
 
+@pytest.mark.parametrize("delimiter", [";", "|", ","])
+@pytest.mark.parametrize("before", ["", "\n\n"])
+def test_excels_first_line_names_the_delimiter(delimiter, before, tmp_path):
+    """And is no header, whatever the file is called."""
+    rows = f"{before}sep={delimiter}\r\nid{delimiter}text\r\n1{delimiter}hello\r\n"
+    path = write(tmp_path / "a.txt", rows.encode())
+    assert read(path, field="text")[0] == ["hello"]
+    with pytest.raises(UserError, match="is CSV with the columns id, text"):
+        read(path)
+
+
 def test_csv_that_is_not_recognised_is_read_when_told(tmp_path):
     path = write(tmp_path / "a.txt", b"the text\nhello\n")
     assert read(path, field="the text", format="csv")[0] == ["hello"]
