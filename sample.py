@@ -95,7 +95,7 @@ def draw_texts(options: Options, prompts: list[str]) -> None:
         resolve_device,
         sampling_precision,
     )
-    from ops.drawing import in_groups
+    from ops.drawing import in_groups, rows_at_once
 
     device = resolve_device(options.device)
     precision = sampling_precision(options.precision, device)
@@ -123,9 +123,10 @@ def draw_texts(options: Options, prompts: list[str]) -> None:
             row.push(None)
         output.show(group[0], rows)
 
-    size = len(output.prompts), model, ids, options.max_new_tokens
+    n_text = len(output.prompts)
+    n_row = rows_at_once(n_text, model, ids, options.max_new_tokens, device, precision)
     with autocast(device, precision):
-        in_groups(draw, *size, device, precision)
+        in_groups(draw, n_text, n_row, device, precision)
 
 
 if __name__ == "__main__":

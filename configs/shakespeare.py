@@ -1,6 +1,27 @@
 """Presets that train on Shakespeare, character by character, in minutes on a laptop."""
 
+from dataclasses import replace
+
 from configs.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+
+def _nanogpt(model: ModelConfig, batch_size: int, max_steps: int, run: RunConfig) -> Config:
+    """What nanoGPT's recipes for Shakespeare's characters have in common."""
+    return Config(
+        model=replace(model, mlp="gelu_exact", bias=False),
+        data=DataConfig("data/prepared/tinyshakespeare-char"),
+        optim=OptimConfig(
+            lr=1e-3,
+            min_lr=1e-4,
+            warmup_steps=100,
+            max_steps=max_steps,
+            batch_size=batch_size,
+            beta2=0.99,
+            weight_decay=0.1,
+        ),
+        run=run,
+    )
+
 
 PRESETS = {
     "shakespeare-char": (
@@ -34,46 +55,20 @@ PRESETS = {
     "nanogpt-cpu": (
         "GPT-2 architecture with nanoGPT's published CPU recipe, to compare with; "
         "needs tinyshakespeare-char",
-        Config(
-            model=ModelConfig(
-                n_layer=4, n_head=4, d_model=128, context_length=64, mlp="gelu_exact", bias=False
-            ),
-            data=DataConfig("data/prepared/tinyshakespeare-char"),
-            optim=OptimConfig(
-                lr=1e-3,
-                min_lr=1e-4,
-                warmup_steps=100,
-                max_steps=2000,
-                batch_size=12,
-                beta2=0.99,
-                weight_decay=0.1,
-            ),
+        _nanogpt(
+            ModelConfig(n_layer=4, n_head=4, d_model=128, context_length=64),
+            batch_size=12,
+            max_steps=2000,
             run=RunConfig(precision="float32", eval_every=250, eval_batches=20),
         ),
     ),
     "shakespeare-gpu": (
         "nanoGPT's published GPU recipe (validation loss 1.4697), to compare with; "
         "needs tinyshakespeare-char",
-        Config(
-            model=ModelConfig(
-                n_layer=6,
-                n_head=6,
-                d_model=384,
-                context_length=256,
-                mlp="gelu_exact",
-                bias=False,
-                dropout=0.2,
-            ),
-            data=DataConfig("data/prepared/tinyshakespeare-char"),
-            optim=OptimConfig(
-                lr=1e-3,
-                min_lr=1e-4,
-                warmup_steps=100,
-                max_steps=5000,
-                batch_size=64,
-                beta2=0.99,
-                weight_decay=0.1,
-            ),
+        _nanogpt(
+            ModelConfig(n_layer=6, n_head=6, d_model=384, context_length=256, dropout=0.2),
+            batch_size=64,
+            max_steps=5000,
             run=RunConfig(eval_every=250, eval_batches=0),
         ),
     ),

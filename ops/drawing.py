@@ -76,19 +76,12 @@ def rows_at_once(
 
 
 def in_groups(
-    draw: Callable[[range], None],
-    n_text: int,
-    model: GPT,
-    ids: Sequence[Sequence[int]],
-    n_new: int,
-    device: str,
-    precision: str,
+    draw: Callable[[range], None], n_text: int, n_row: int, device: str, precision: str
 ) -> None:
-    """Have texts 0 ... n_text - 1 drawn, `rows_at_once` at a time; fewer, with a line that says so,
-    where memory runs out nevertheless. A text depends on its number alone, so it may be drawn
-    again. Raises MachineError where not even one fits.
+    """Have texts 0 ... n_text - 1 drawn, `n_row` at a time; fewer, with a line that says so, where
+    memory runs out nevertheless. A text depends on its number alone, so it may be drawn again.
+    Raises MachineError where not even one fits.
     """
-    n_row = rows_at_once(n_text, model, ids, n_new, device, precision)
     first = 0
     while first < n_text:
         try:

@@ -126,6 +126,17 @@ def make_config(data, out, **fields):
     return Config(**sections)
 
 
+MODERN = {
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "qk_norm": True,
+    "tie_embeddings": False,
+    "bias": False,
+}
+"""Options of ModelConfig: an architecture with nothing of GPT-2's."""
+
+
 def make_model(vocab_size=11, attend=fast_attention, seed=None, **options):
     """A GPT of very small size as it is initialised, from `seed` where one is given. Options are
     those of ModelConfig.

@@ -5,7 +5,7 @@ No compiler is needed: dynamo traces, and what it has traced runs as it stands.
 
 import pytest
 import torch
-from helpers import make_model
+from helpers import MODERN, make_model
 
 from model.attention import explicit_attention
 from model.fast_attention import fast_attention
@@ -14,10 +14,6 @@ from training.loss import cross_entropy
 
 pytestmark = pytest.mark.slow
 
-MODERN = {
-    **{"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True},
-    **{"tie_embeddings": False, "bias": False},
-}
 SHORT = [
     (fast_attention, MODERN | {"dropout": 0.1}, True),
     (fast_attention, {"positions": "none", "mlp": "relu2", "bigrams": 7, "window": 2}, False),

@@ -9,7 +9,6 @@ from test_viz_maps import tiny_model
 from errors import MachineError, UserError
 from model.cache import KVCache
 from model.config import ModelConfig
-from ops import drawing
 from ops.drawing import MOST, drawing_advice, explained, in_groups, row_bytes, rows_at_once
 from ops.plan import limits
 
@@ -88,7 +87,7 @@ def test_free_memory(monkeypatch):
     assert limits.free_memory("cpu") is None
 
 
-def drawn(monkeypatch, n_text, n_row, too_many):
+def drawn(n_text, n_row, too_many):
     """The groups that are drawn where `too_many` texts at once are more than memory holds."""
     groups = []
 
@@ -97,33 +96,31 @@ def drawn(monkeypatch, n_text, n_row, too_many):
         if len(group) >= too_many:
             raise OUT
 
-    monkeypatch.setattr(drawing, "rows_at_once", lambda *_: n_row)
     with contextlib.suppress(MachineError):
-        in_groups(draw, n_text, None, [[1]], 1, "cpu", "float32")
+        in_groups(draw, n_text, n_row, "cpu", "float32")
     return groups
 
 
-def test_groups(monkeypatch):
-    assert drawn(monkeypatch, 5, 2, 9) == [(0, 2), (2, 4), (4, 5)]
-    assert drawn(monkeypatch, 4, 4, 9) == [(0, 4)]
-    assert drawn(monkeypatch, 1, 64, 9) == [(0, 1)]
+def test_groups():
+    assert drawn(5, 2, 9) == [(0, 2), (2, 4), (4, 5)]
+    assert drawn(4, 4, 9) == [(0, 4)]
+    assert drawn(1, 64, 9) == [(0, 1)]
 
 
-def test_smaller_groups_where_memory_runs_out(monkeypatch, capsys):
-    assert drawn(monkeypatch, 5, 4, 3) == [(0, 4), (0, 2), (2, 4), (4, 5)]
+def test_smaller_groups_where_memory_runs_out(capsys):
+    assert drawn(5, 4, 3) == [(0, 4), (0, 2), (2, 4), (4, 5)]
     assert capsys.readouterr().err == "note: out of memory: going on with 2 texts at a time\n"
-    assert drawn(monkeypatch, 3, 3, 1) == [(0, 3), (0, 2), (0, 1)]  # not even one
+    assert drawn(3, 3, 1) == [(0, 3), (0, 2), (0, 1)]  # not even one
     said = capsys.readouterr().err
     assert said.count("going on with") == 2
 
 
-def test_other_errors_are_raised(monkeypatch):
+def test_other_errors_are_raised():
     def draw(group):
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(drawing, "rows_at_once", lambda *_: 4)
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        in_groups(draw, 4, None, [[1]], 1, "cpu", "float32")
+        in_groups(draw, 4, 4, "cpu", "float32")
 
 
 def test_advice_names_nothing_that_was_done():

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers import MODERN
 from torch.testing import assert_close
 
 from model.cache import KVCache
@@ -13,14 +14,6 @@ from model.sampling import Sampling
 from ops import device as device_module
 from ops.device import DTYPES, autocast, prefers_slabs
 
-MODERN = {
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "mlp": "swiglu",
-    "qk_norm": True,
-    "tie_embeddings": False,
-    "bias": False,
-}
 SHAPES = pytest.mark.parametrize(
     "options",
     [{}, MODERN, {"window": 3}, {"bias": False}],

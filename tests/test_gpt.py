@@ -9,7 +9,7 @@ from statistics import NormalDist
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import make_model
+from helpers import MODERN, make_model
 from torch.testing import assert_close
 
 from model.attention import Mask, explicit_attention
@@ -22,14 +22,6 @@ from viz.record import record_attention
 TWINS = pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
-MODERN = {
-    "positions": "rotary",
-    "norm": "rmsnorm",
-    "mlp": "swiglu",
-    "qk_norm": True,
-    "tie_embeddings": False,
-    "bias": False,
-}
 
 
 def near(actual, expected, atol=1e-11):
