@@ -115,7 +115,7 @@ class Session:
         if checkpoint is None:
             return State()
         restore_moments(optimizers, checkpoint.optimizer, self.folder)
-        if checkpoint.scaler and scaler.is_enabled():
+        if checkpoint.scaler:  # of a run in float16 so far
             scaler.load_state_dict(checkpoint.scaler)
         since_best = checkpoint.counters.get("since_best", 0)
         return State(checkpoint.step, checkpoint.best_val_loss, since_best)

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import pickle
+import stat
 import threading
 import zipfile
 
@@ -514,3 +515,18 @@ def test_the_fingerprint_in_a_checkpoint_is_the_datasets(tmp_path):
     assert state.dataset == Dataset(data).fingerprint
     assert state.tokenizer == ByteTokenizer().spec()
     assert state.step == 1
+
+
+def test_a_folder_that_refuses_to_be_flushed(tmp_path, monkeypatch):
+    """Some network file systems do; the file itself is on the disk already."""
+    fsync = os.fsync
+
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    _, checkpoint = make_checkpoint()
+    save(checkpoint, tmp_path / "c.pt")
+    assert load(tmp_path / "c.pt").step == checkpoint.step

@@ -405,3 +405,20 @@ def test_the_real_tracker_without_an_account(tmp_path):
     assert f"wandb sync {part}".encode() in done.stdout
     assert [r["step"] for r in lines(tmp_path / "run")] == [1]
     assert list((tmp_path / "run").glob("wandb/offline-run-*-*/*.wandb"))
+
+
+@pytest.mark.parametrize("name", ["a$b", "x$\\frac$", "\u4e2d\u6587"])
+def test_the_curve_of_a_folder_of_any_name(tmp_path, recwarn, name):
+    (tmp_path / name).mkdir()
+    write_run(tmp_path / name, [1, 2])
+    plot_losses(tmp_path / name)
+    assert (tmp_path / name / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [str(each.message) for each in recwarn if "Glyph" in str(each.message)] == []
+
+
+def test_what_can_be_dispensed_with(tmp_path, capsys):
+    log = open_log(tmp_path)
+    with log.dispensable("a picture"):
+        raise ValueError("no font\nsecond line")
+    log.close()
+    assert "warning: a picture is left out (ValueError: no font)\n" in capsys.readouterr().out

@@ -44,11 +44,19 @@ def test_a_broken_pipe_is_said_once(monkeypatch):
     other = io.StringIO()
     stream = LastingStream(broken_pipe(), "standard output")
     monkeypatch.setattr(sys, "stderr", other)
-    for _ in range(3):
-        assert stream.write("a line\n") == len("a line\n")
+    for text in ("a line\n", "a line longer than any buffer\n" * 10_000, "a line\n"):
+        assert stream.write(text) == len(text)
         stream.flush()
     assert leads_nowhere(stream)
     assert other.getvalue().count("standard output is gone (Broken pipe)") == 1
+    stream.close()
+
+
+def test_what_is_larger_than_the_buffer_fails_in_writing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    stream = LastingStream(broken_pipe(), "standard output")
+    assert stream.write("x" * 10**6) == 10**6
+    assert leads_nowhere(stream)
     stream.close()
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,9 +34,10 @@ from data.batches import training_batch
 from data.dataset import Dataset
 from errors import MachineError, UserError
 from ops import distributed
-from ops.checkpoint import load, open_run
+from ops.checkpoint import Checkpoint, load, open_run
 from ops.device import set_up
 from ops.log import RunLog
+from ops.session import Session
 from ops.stopping import Stop
 from training.evaluate import split_loss
 from training.loss import cross_entropy
@@ -729,3 +731,41 @@ def test_config_json_forgets_where_this_start_was_to_end(tmp_path):
     )
     again = read_config(tmp_path / "r" / "config.json").run
     assert (again.stop_at, again.max_minutes) == (0, 0)
+
+
+def test_pictures_and_snapshots_end_no_run(tmp_path, data, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError("no such font")
+
+    monkeypatch.setattr("ops.session.plot_losses", fail)
+    monkeypatch.setattr("viz.probe.save_probe", fail)
+    config = make_config(data, tmp_path / "r", max_steps=2, eval_every=0, probe_tokens=4)
+    assert train_here(config) == 0
+    out = capsys.readouterr().out
+    assert out.count("is left out (OSError: no such font)") == 2
+    assert "saved in" in out
+    assert "loss.png, " not in out
+
+
+def test_where_compiling_fails_in_another_process_none_compiles(tmp_path, data, monkeypatch):
+    class Compiled(torch.nn.Module):
+        def forward(self, *_):
+            raise AssertionError("the others go on without it")
+
+    monkeypatch.setattr("ops.session.compile_or_not", lambda *_: Compiled())
+    own = distributed.Processes.sum
+
+    def with_another(self, *numbers, device="cpu"):
+        return [1.0] if numbers == (False,) else own(self, *numbers, device=device)
+
+    monkeypatch.setattr(distributed.Processes, "sum", with_another)
+    assert train_here(make_config(data, tmp_path / "r", max_steps=1)) == 0
+
+
+def test_a_run_that_had_no_scaler_begins_with_a_fresh_one(tmp_path):
+    """As when a bfloat16 run goes on in float16 on another GPU."""
+    checkpoint = Checkpoint(3, {}, {}, {}, "f", best_val_loss=2.0)
+    scaler = torch.amp.GradScaler("cpu")
+    state = Session.restore(SimpleNamespace(checkpoint=checkpoint, folder=tmp_path), [], scaler)
+    assert (state.step, state.best_val_loss) == (3, 2.0)
+    assert scaler.get_scale() == torch.amp.GradScaler("cpu").get_scale()
