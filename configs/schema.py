@@ -52,6 +52,8 @@ class OptimConfig:
     """AdamW's decay of the mean gradient."""
     beta2: float = 0.99
     """AdamW's decay of the mean squared gradient."""
+    eps: float = 1e-8
+    """What AdamW adds to the root of the mean squared gradient."""
     weight_decay: float = 0.1
     """Decoupled decay of matrices; embeddings, norms and biases are left alone."""
     grad_clip: float = 1.0
@@ -77,6 +79,7 @@ class OptimConfig:
                 0 <= getattr(self, name) < 1,
                 f"{name} is {getattr(self, name)}; it must be at least 0 and below 1",
             )
+        _require(0 < self.eps < float("inf"), f"eps is {self.eps}; it must be above 0 and finite")
         for name in ("weight_decay", "grad_clip"):
             _require(
                 getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must be at least 0"

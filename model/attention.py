@@ -9,8 +9,8 @@ For n tokens of width d a layer costs O(n d^2) in the four projections and O(n^2
 weighted sum. `explicit_attention` holds the n^2 weights in memory. Its twin with the same contract,
 `model.fast_attention.fast_attention`, mostly does not.
 
-Tensors carry their shape in the name: B batch, T queries, S keys, H heads, K head width, D model
-width. A size of 1 in B or H broadcasts.
+Tensors carry their shape in the name: B batch, T queries, S keys, H heads, G heads of keys and
+values (mostly H), K head width, D model width. A size of 1 in B or H broadcasts.
 """
 
 import math
@@ -131,17 +131,18 @@ class CausalSelfAttention(nn.Module):
         self.config = config
         self.attend = attend
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.key = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.value = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        d_keys = config.n_key_head * config.d_head
+        self.key = nn.Linear(config.d_model, d_keys, bias=config.bias)
+        self.value = nn.Linear(config.d_model, d_keys, bias=config.bias)
         self.project = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         if config.qk_norm:
-            self.query_norm = nn.RMSNorm(config.d_head, eps=1e-5)
-            self.key_norm = nn.RMSNorm(config.d_head, eps=1e-5)
+            self.query_norm = nn.RMSNorm(config.d_head, eps=config.norm_eps)
+            self.key_norm = nn.RMSNorm(config.d_head, eps=config.norm_eps)
 
     def projections(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, H, T, K) each."""
+        """q_BHTK, k_BGTK and v_BGTK."""
         projected = (project(x_BTD) for project in (self.query, self.key, self.value))
-        return tuple(y.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2) for y in projected)
+        return tuple(y.unflatten(-1, (-1, self.config.d_head)).transpose(1, 2) for y in projected)
 
     def forward(
         self,
@@ -153,19 +154,21 @@ class CausalSelfAttention(nn.Module):
         """out_BTD. `rotation` turns queries and keys by their positions. `remember` adds keys and
         values to a cache.
         """
-        q_BHTK, k_BHTK, v_BHTK = self.projections(x_BTD)
+        q_BHTK, k_BGTK, v_BGTK = self.projections(x_BTD)
         if self.config.qk_norm:
             q_BHTK = self.query_norm(widen(q_BHTK))
-            k_BHTK = self.key_norm(widen(k_BHTK))
+            k_BGTK = self.key_norm(widen(k_BGTK))
         if rotation is not None:
             q_BHTK = rotate(q_BHTK, *rotation)
-            k_BHTK = rotate(k_BHTK, *rotation)
-        q_BHTK = q_BHTK.to(v_BHTK.dtype)  # under autocast norms and rotations leave float32
-        k_BHTK = k_BHTK.to(v_BHTK.dtype)
-        if remember is None:
-            k_BHSK, v_BHSK = k_BHTK, v_BHTK
-        else:
-            k_BHSK, v_BHSK = remember(k_BHTK, v_BHTK)
+            k_BGTK = rotate(k_BGTK, *rotation)
+        q_BHTK = q_BHTK.to(v_BGTK.dtype)  # under autocast norms and rotations leave float32
+        kept = k_BGTK.to(v_BGTK.dtype), v_BGTK
+        if remember is not None:
+            kept = remember(*kept)
+        if self.config.n_kv_head:  # a head of keys and values serves a group of heads of queries
+            n_query = self.config.n_head // self.config.n_kv_head
+            kept = kept[0].repeat_interleave(n_query, 1), kept[1].repeat_interleave(n_query, 1)
+        k_BHSK, v_BHSK = kept
         dropout = self.config.dropout if self.training else 0.0
         out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
         out_BTD = out_BHTK.transpose(1, 2).reshape(x_BTD.shape)

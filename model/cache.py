@@ -14,7 +14,7 @@ from model.attention import Mask
 
 
 class KVCache:
-    """Keys and values of the tokens already read, one pair of (B, H, capacity, K) tensors a layer,
+    """Keys and values of the tokens already read, one pair of (B, G, capacity, K) tensors a layer,
     and a length per row.
 
     Each row writes at its own position, so rows of unequal length need no padding on the left. One
@@ -65,16 +65,16 @@ class KVCache:
         self.last_tokens = tokens_BT.gather(1, index)[:, 0]
         return before_BT
 
-    def write(self, layer: int, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Put T new positions behind each row's own; the (B, H, S, K) keys and values up to the end
+    def write(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Put T new positions behind each row's own; the (B, G, S, K) keys and values up to the end
         of the longest row.
 
         What lies behind a row's own end is unspecified but finite.
         """
-        n_new = k_BHTK.shape[2]
-        self._make_layers(layer + 1, k_BHTK)
+        n_new = k_BGTK.shape[2]
+        self._make_layers(layer + 1, k_BGTK)
         first, longest = min(self.lengths), max(self.lengths)
-        for store, new in zip(self.layers[layer], (k_BHTK, v_BHTK), strict=True):
+        for store, new in zip(self.layers[layer], (k_BGTK, v_BGTK), strict=True):
             if first == longest:
                 store.narrow(2, first, n_new).copy_(new)
             else:
@@ -90,7 +90,7 @@ class KVCache:
         self.lengths = self.ends
 
     def _make_layers(self, n_layer: int, like: Tensor) -> None:
-        """Have room for `n_layer` layers of keys such as `like`, (B, H, T, K)."""
+        """Have room for `n_layer` layers of keys such as `like`, (B, G, T, K)."""
         _, n_head, _, d_head = like.shape
         while len(self.layers) < n_layer:
             empty = like.new_zeros(len(self.lengths), n_head, self.capacity, d_head)

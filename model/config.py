@@ -4,8 +4,10 @@ The vocabulary is not part of it: the tokenizer says how large that is, and `GPT
 ModelConfig.
 """
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
+
+from model.checks import check_shape
 
 
 @dataclass(frozen=True)
@@ -16,16 +18,26 @@ class ModelConfig:
     """Blocks, each an attention and an MLP."""
     n_head: int = 12
     """Attention heads in a block; they share d_model evenly."""
+    n_kv_head: int = 0
+    """Heads of keys and values, each for as many heads of queries (Ainslie et al. 2023, "GQA"); 0:
+    n_head.
+    """
     d_model: int = 768
     """Width of the residual stream."""
+    d_ff: int = 0
+    """Width of the MLP; 0: 4 d_model, or 8/3 d_model for swiglu."""
     context_length: int = 1024
     """Tokens the model sees at once."""
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     """How a token's place is told: a learned table, sines and cosines, rotated queries and keys, or
     not at all.
     """
+    rope_base: float = 10_000.0
+    """Rotary wavelengths run from 2 pi to 2 pi times this (rope_theta elsewhere)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Normalisation before each attention and MLP and at the end."""
+    norm_eps: float = 1e-5
+    """What norms add to the variance or mean square."""
     mlp: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "gelu"
     """Non-linearity of the MLP; gelu is GPT-2's tanh form, and swiglu has a third matrix and is
     narrower for it.
@@ -51,35 +63,7 @@ class ModelConfig:
 
     def __post_init__(self):
         """Raise ValueError where the numbers do not fit together."""
-        for field in fields(self):
-            value, choices = getattr(self, field.name), get_args(field.type)
-            if choices and value not in choices:
-                raise ValueError(
-                    f"{field.name} is {value!r}; it must be one of {', '.join(choices)}"
-                )
-        for least, names in (
-            (1, ("n_layer", "n_head", "d_model", "context_length")),
-            (0, ("window", "bigrams")),
-        ):
-            for name in names:
-                if getattr(self, name) < least:
-                    raise ValueError(
-                        f"{name} is {getattr(self, name)}; it must be at least {least}"
-                    )
-        if self.d_model % self.n_head:
-            raise ValueError(
-                f"d_model {self.d_model} does not divide into n_head {self.n_head} equal heads"
-            )
-        if self.positions == "rotary" and self.d_head % 2:
-            raise ValueError(
-                f"rotary positions turn pairs, but d_head = d_model / n_head = {self.d_head} is odd"
-            )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise ValueError(
-                f"sinusoidal positions come in pairs, but d_model {self.d_model} is odd"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        check_shape(self)
 
     @property
     def d_head(self) -> int:
@@ -87,8 +71,14 @@ class ModelConfig:
         return self.d_model // self.n_head
 
     @property
-    def d_ff(self) -> int:
-        """Width of the MLP: 4 d_model, or 8/3 d_model for SwiGLU, whose three matrices then cost
-        what two do (Shazeer 2020).
+    def n_key_head(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def d_mlp(self) -> int:
+        """Width of the MLP: unless given 4 d_model, or 8/3 d_model for SwiGLU, whose three matrices
+        then cost what two do (Shazeer 2020).
         """
-        return 8 * max(1, round(self.d_model / 3)) if self.mlp == "swiglu" else 4 * self.d_model
+        usual = 8 * max(1, round(self.d_model / 3)) if self.mlp == "swiglu" else 4 * self.d_model
+        return self.d_ff or usual

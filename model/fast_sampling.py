@@ -42,7 +42,8 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
 def _merge_projections(attention: Any, dtype: torch.dtype, slabs: bool) -> None:
     """Have queries, keys and values computed by one product."""
     product = _product([attention.query, attention.key, attention.value], dtype, slabs)
-    heads = attention.config.n_head, attention.config.d_head
+    config = attention.config
+    heads = config.n_head, config.n_key_head, config.n_key_head
     attention.projections = functools.partial(projections, product=product, heads=heads)
     del attention.query, attention.key, attention.value
 
@@ -94,10 +95,13 @@ def one_by_one(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def projections(
-    x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int]
+    x_BTD: Tensor, product: Callable[[Tensor], Tensor], heads: tuple[int, int, int]
 ) -> tuple[Tensor, ...]:
-    """What `CausalSelfAttention.projections` gives, of one product for queries, keys and values."""
-    return product(x_BTD).view(*x_BTD.shape[:-1], 3, *heads).permute(2, 0, 3, 1, 4).unbind()
+    """What `CausalSelfAttention.projections` gives, of one product for queries, keys and values, of
+    so many heads each.
+    """
+    merged = product(x_BTD).unflatten(-1, (sum(heads), -1)).transpose(1, 2)
+    return merged.split(heads, dim=1)
 
 
 class SlabLinear:

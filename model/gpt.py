@@ -22,8 +22,8 @@ def make_norm(config: ModelConfig) -> nn.Module:
     2019).
     """
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.d_model, eps=1e-5)
-    return nn.LayerNorm(config.d_model, bias=config.bias)
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
 
 
 class MLP(nn.Module):
@@ -39,10 +39,10 @@ class MLP(nn.Module):
         super().__init__()
         self.kind = config.mlp
         self.dropout = config.dropout
-        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
+        self.up = nn.Linear(config.d_model, config.d_mlp, bias=config.bias)
         if self.kind == "swiglu":
-            self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
-        self.project = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+            self.gate = nn.Linear(config.d_model, config.d_mlp, bias=config.bias)
+        self.project = nn.Linear(config.d_mlp, config.d_model, bias=config.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF = self.up(x_BTD)

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 
-BASE = 10_000.0
-"""Wavelengths run from 2 pi to 2 pi times this, for sinusoids and rotations alike."""
-
 
 def widen(x: Tensor) -> Tensor:
     """x in float32, or in float64 if it is that already: for what autocast must not round (norms,
@@ -23,10 +20,10 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _angles(positions: Tensor, width: int) -> Tensor:
-    """pos / BASE^(2 i / width) for i = 0 ... width/2 - 1: shape (..., width / 2), float32."""
+def _angles(positions: Tensor, width: int, base: float = 10_000.0) -> Tensor:
+    """pos / base^(2 i / width) for i = 0 ... width/2 - 1: shape (..., width / 2), float32."""
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-    return positions[..., None].float() * torch.exp(-math.log(BASE) * exponents)
+    return positions[..., None].float() * torch.exp(-math.log(base) * exponents)
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
@@ -38,16 +35,16 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
-def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn pair (x_i, x_(i + K/2)) of each head by an angle that grows with the position (Su et al.
     2021, "RoFormer").
 
     Turning query and key alike leaves in their product the difference of their positions alone.
-    Pairs are taken half a head apart, as in Llama. `cos` and `sin`: (B or 1, 1, T, K/2). Computed
-    in float32; the result has the dtype of x.
+    Pairs are taken half a head apart, as in Hugging Face's Llama. x: (B, H or G, T, K), `cos` and
+    `sin`: (B or 1, 1, T, K/2). Computed in float32; the result has the dtype of x.
     """
-    left, right = widen(x_BHTK).chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
+    left, right = widen(x).chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
 
 class Positions(nn.Module):
@@ -97,7 +94,7 @@ class RotaryPositions(Positions):
     """Nothing is added; every layer turns its queries and keys."""
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = _angles(positions, self.config.d_head)[:, None]
+        angles = _angles(positions, self.config.d_head, self.config.rope_base)[:, None]
         return angles.cos(), angles.sin()
 
 

@@ -35,9 +35,9 @@ def row_bytes(
     itemsize = DTYPES[precision].itemsize
     n_read = min(n_prompt, config.context_length)
     n_kept = min(n_prompt + n_new, config.context_length)
-    cache = 2 * config.n_layer * n_kept * config.d_model * itemsize
+    cache = 2 * config.n_layer * n_kept * config.n_key_head * config.d_head * itemsize
     # Rows read anew are read into a cache of their own first (`_logits_with_cache`).
-    reading = n_read * (4 * (8 * config.d_model + 2 * config.d_ff) + 5 * n_read)
+    reading = n_read * (4 * (8 * config.d_model + 2 * config.d_mlp) + 5 * n_read)
     if holds_weights("fast", Mask(), n_read, device.partition(":")[0], DTYPES[precision], 0.0):
         reading += 4 * config.n_head * n_read**2
     choosing = 10 * 8 * vocab_size  # in float64: scaled, exponentials, sums, and the order kept

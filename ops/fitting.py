@@ -13,7 +13,7 @@ from ops.distributed import scatter_optimizer
 
 TABLE = "positions.table.weight"
 """The learned positions: a row each."""
-MEANING = ("positions", "norm", "mlp", "window")
+MEANING = ("positions", "rope_base", "norm", "norm_eps", "mlp", "window")
 """Fields that may differ between models whose weights have the same shapes."""
 
 
@@ -33,6 +33,10 @@ def differing_fields(
     if theirs.norm != ours.norm and (theirs.bias or ours.bias):
         names.append("norm")
     found = {name: (getattr(theirs, name), getattr(ours, name)) for name in names}
+    if theirs.n_kv_head or ours.n_kv_head:
+        found["n_kv_head"] = (theirs.n_key_head, ours.n_key_head)
+    if theirs.d_ff or ours.d_ff:
+        found["d_ff"] = (theirs.d_mlp, ours.d_mlp)
     found["vocab_size"] = vocab_sizes
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
 

@@ -16,10 +16,14 @@ def test_defaults_are_gpt2():
     assert dataclasses.asdict(ModelConfig()) == {
         "n_layer": 12,
         "n_head": 12,
+        "n_kv_head": 0,
         "d_model": 768,
+        "d_ff": 0,
         "context_length": 1024,
         "positions": "learned",
+        "rope_base": 10_000.0,
         "norm": "layernorm",
+        "norm_eps": 1e-5,
         "mlp": "gelu",
         "qk_norm": False,
         "zero_init": False,
@@ -38,7 +42,7 @@ def test_is_frozen():
 
 
 @pytest.mark.parametrize(
-    ("d_model", "n_head", "mlp", "d_head", "d_ff"),
+    ("d_model", "n_head", "mlp", "d_head", "d_mlp"),
     [
         (768, 12, "gelu", 64, 3072),
         (6, 2, "relu2", 3, 24),
@@ -47,20 +51,22 @@ def test_is_frozen():
         (128, 4, "swiglu", 32, 344),  # 341.33 to the nearest multiple of 8
     ],
 )
-def test_widths(d_model, n_head, mlp, d_head, d_ff):
+def test_widths(d_model, n_head, mlp, d_head, d_mlp):
     config = ModelConfig(d_model=d_model, n_head=n_head, mlp=mlp)
-    assert (config.d_head, config.d_ff) == (d_head, d_ff)
+    assert (config.d_head, config.d_mlp) == (d_head, d_mlp)
+    assert dataclasses.replace(config, d_ff=7).d_mlp == 7
+    assert (config.n_key_head, dataclasses.replace(config, n_kv_head=1).n_key_head) == (n_head, 1)
 
 
 @pytest.mark.parametrize("d_model", [1, 2, 3, 64, 100, 129])
 def test_swiglu_is_as_large_as_gelu(d_model):
-    """Three matrices of width d_ff cost what two of 4 d_model do, up to the rounding to a multiple
+    """Three matrices of width d_mlp cost what two of 4 d_model do, up to the rounding to a multiple
     of 8, which is never 0.
     """
-    d_ff = ModelConfig(d_model=d_model, n_head=1, mlp="swiglu").d_ff
-    assert d_ff > 0
-    assert d_ff % 8 == 0
-    assert abs(d_ff - 8 * d_model / 3) <= (4 if d_model > 1 else 8)
+    d_mlp = ModelConfig(d_model=d_model, n_head=1, mlp="swiglu").d_mlp
+    assert d_mlp > 0
+    assert d_mlp % 8 == 0
+    assert abs(d_mlp - 8 * d_model / 3) <= (4 if d_model > 1 else 8)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,15 @@ def test_swiglu_is_as_large_as_gelu(d_model):
         ({"dropout": 1.0}, ["dropout", "1.0"]),
         ({"dropout": float("nan")}, ["dropout", "nan"]),
         ({"window": -1}, ["window", "-1"]),
+        ({"n_kv_head": -1}, ["n_kv_head", "-1"]),
+        ({"n_kv_head": 5}, ["n_kv_head", "5", "n_head", "12"]),
+        ({"n_kv_head": 24}, ["n_kv_head", "24", "n_head", "12"]),
+        ({"d_ff": -4}, ["d_ff", "-4"]),
+        ({"rope_base": 500_000.0}, ["rope_base", "500000", "learned", "rotary"]),
+        ({"rope_base": 0.0, "positions": "rotary"}, ["rope_base", "0.0"]),
+        ({"rope_base": float("nan"), "positions": "rotary"}, ["rope_base", "nan"]),
+        ({"norm_eps": 0.0}, ["norm_eps", "0.0"]),
+        ({"norm_eps": float("inf")}, ["norm_eps", "inf"]),
         ({"bigrams": -1}, ["bigrams", "-1"]),
         ({"positions": "relative"}, ["positions", "relative", "rotary"]),
         ({"norm": "batchnorm"}, ["norm", "batchnorm", "rmsnorm"]),
@@ -98,6 +113,10 @@ def test_refuses_and_says_what(options, words):
         {"dropout": 0.999},
         {"window": 1},
         {"window": 5000},
+        {"n_kv_head": 1},
+        {"n_kv_head": 12},
+        {"d_ff": 1},
+        {"rope_base": 500_000.0, "positions": "rotary"},
     ],
 )
 def test_accepts_the_edges(options):
@@ -116,4 +135,13 @@ def test_fused_is_read_as_fast():
     assert Config().replace(attention="fused").run.attention == "fast"
     recorded = Config().to_dict()
     recorded["run"]["attention"] = "fused"
+    assert Config.from_dict(recorded) == Config()
+
+
+def test_a_record_without_the_later_fields_means_the_same():
+    """config.json and checkpoints of runs made before there were grouped queries and the rest."""
+    recorded = Config().to_dict()
+    for name in ("n_kv_head", "d_ff", "rope_base", "norm_eps"):
+        del recorded["model"][name]
+    del recorded["optim"]["eps"]
     assert Config.from_dict(recorded) == Config()

@@ -16,8 +16,8 @@ from ops.device import DTYPES, autocast, prefers_slabs
 
 SHAPES = pytest.mark.parametrize(
     "options",
-    [{}, MODERN, {"window": 3}, {"bias": False}],
-    ids=["gpt2", "modern", "window", "no bias"],
+    [{}, MODERN, {"window": 3}, {"bias": False}, {"n_kv_head": 1, "d_ff": 9}],
+    ids=["gpt2", "modern", "window", "no bias", "grouped"],
 )
 LEAD = pytest.mark.parametrize("lead", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (7,)])
 

@@ -36,6 +36,8 @@ from training.optimizer import make_optimizers
             {"context_length": 64},
             "context_length is 8 there and 64 here; train with --context-length 8",
         ),
+        ({"n_kv_head": 1}, {}, "n_kv_head is 1 there and 2 here; train with --n-kv-head 1"),
+        ({}, {"d_ff": 9}, "d_ff is 64 there and 9 here; train with --d-ff 64"),
         ({"vocab_size": 300}, {}, "vocab_size is 300 there and 256 here"),
         (
             {"d_model": 32, "n_layer": 2},
@@ -83,10 +85,11 @@ def test_other_positions_fit_any_context(positions, context_length):
 
 
 def test_weights_that_fit_and_mean_something_else_are_noted():
-    _, checkpoint = make_checkpoint(positions="rotary", window=4)
+    _, checkpoint = make_checkpoint(positions="rotary", rope_base=5e5, norm_eps=1e-6, window=4)
     model = build(positions="none", mlp="relu2")
     (note,) = load_weights(model, checkpoint, "runs/a")
     assert "positions is rotary there and none here" in note
+    assert "rope_base is 500000.0 there and 10000.0 here, norm_eps is 1e-06 there" in note
     assert "mlp is gelu there and relu2 here, window is 4 there and 0 here" in note
 
 

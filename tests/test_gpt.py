@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import MODERN, make_model
+from torch import nn
 from torch.testing import assert_close
 
 from model.attention import Mask, explicit_attention
@@ -373,7 +374,7 @@ def test_logits_are_llama(attend, case):
     shape = {
         "vocab_size": 13,
         "hidden_size": 12,
-        "intermediate_size": config.d_ff,
+        "intermediate_size": config.d_mlp,
         "num_hidden_layers": 2,
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
@@ -409,6 +410,45 @@ def test_logits_are_llama(attend, case):
 
 
 # --- parameters ---
+
+
+@TWINS
+@pytest.mark.parametrize("options", [{}, {"window": 2}, MODERN], ids=["plain", "window", "modern"])
+def test_grouped_queries_share_keys_and_values(attend, options):
+    """As if each head had its own, with the same weights; with a cache, which is smaller, too."""
+    shape = {"n_head": 6, "d_model": 24, "d_ff": 11, **options}
+    grouped = make_model(attend=attend, seed=0, n_kv_head=2, **shape).double().eval()
+    full = make_model(attend=attend, **shape).double().eval()
+    weights = grouped.state_dict()
+    for name, tensor in weights.items():
+        if ".key." in name or ".value." in name:
+            weights[name] = tensor.unflatten(0, (2, 4)).repeat_interleave(3, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    with torch.no_grad():
+        expected = full(tokens)
+        assert_close(grouped(tokens), expected, rtol=0, atol=1e-12)
+        mask = grouped.mask([7, 4])
+        assert_close(grouped(tokens, mask)[1, :4], expected[1, :4], rtol=0, atol=1e-12)
+        cache = KVCache(2, 8)
+        steps = [grouped(tokens[:, t : t + 1], cache=cache) for t in range(7)]
+        assert_close(torch.cat(steps, 1), expected, rtol=0, atol=1e-12)
+    assert cache.layers[0][0].shape == (2, 2, 8, 4)
+
+
+def test_rope_base_by_hand():
+    """The slowest pair of four numbers turns by pos / base^(1/2)."""
+    config = ModelConfig(n_head=1, d_model=4, positions="rotary", rope_base=400.0)
+    cos, sin = GPT(config, 3).positions.rotation(torch.tensor([[0, 10]]))
+    assert_close(sin[0, 0], torch.tensor([[0.0, 0.0], [10.0, 0.5]]).sin(), rtol=0, atol=1e-6)
+    assert_close(cos[0, 0], torch.tensor([[0.0, 0.0], [10.0, 0.5]]).cos(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_norm_eps_is_that_of_every_norm(norm):
+    model = make_model(norm=norm, qk_norm=True, norm_eps=1e-3)
+    found = [m.eps for m in model.modules() if isinstance(m, nn.LayerNorm | nn.RMSNorm)]
+    assert found == [1e-3] * (2 * (2 + 2) + 1)
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False], ids=["tied", "separate"])

@@ -157,6 +157,13 @@ def test_the_rate_reaches_every_group():
 # --- a step ---
 
 
+def test_eps_reaches_adamw():
+    model = make_model()
+    for kind in ("adamw", "muon"):
+        adamw = make_optimizers(model, OptimConfig(optimizer=kind, eps=1e-4))[0]
+        assert {group["eps"] for group in adamw.param_groups} == {1e-4}
+
+
 def test_adamw_against_the_formula():
     """Three steps in float64 (Loshchilov and Hutter 2019, algorithm 2), epsilon 1e-8. A float32
     step makes about eight roundings of numbers no larger than the parameter or the rate.

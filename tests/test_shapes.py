@@ -1,8 +1,8 @@
 """The names of tensors cannot lie: a local variable of model/ that ends in _ and letters of
-BTSHKDFV has that shape.
+BTSHGKDFV has that shape.
 
-B rows, T queries, S keys (T of them without a cache), H heads, K head width, D model width, F
-feed-forward width, V vocabulary.
+B rows, T queries, S keys (T of them without a cache), H heads, G heads of keys and values, K head
+width, D model width, F feed-forward width, V vocabulary.
 """
 
 import ast
@@ -25,7 +25,7 @@ from model.sampling import Sampling
 from viz.record import record_attention
 
 FOLDER = Path(__file__).parents[1] / "model"
-SUFFIX = re.compile(r"_([BTSHKDFV]+)$")
+SUFFIX = re.compile(r"_([BTSHGKDFV]+)$")
 N_ROW, N_HEAD, D_HEAD, N_VOCABULARY = 2, 3, 4, 53
 
 
@@ -76,19 +76,21 @@ class Checker:
 
 
 def model_of(attend, **options):
+    n_head = options.pop("n_head", N_HEAD)
     config = ModelConfig(
-        n_layer=2, n_head=N_HEAD, d_model=N_HEAD * D_HEAD, context_length=9, **options
+        n_layer=2, n_head=n_head, d_model=n_head * D_HEAD, context_length=9, **options
     )
     checker = Checker(FOLDER)
     checker.sizes = {
         "B": N_ROW,
-        "H": N_HEAD,
+        "H": n_head,
         "K": D_HEAD,
         "D": config.d_model,
-        "F": config.d_ff,
+        "F": config.d_mlp,
         "V": N_VOCABULARY,
     }
     assert len({*checker.sizes.values(), 5, 7}) == len(checker.sizes) + 2
+    checker.sizes["G"] = config.n_key_head
     return GPT(config, N_VOCABULARY, attend), checker
 
 
@@ -103,6 +105,7 @@ OPTIONS = [
     },
     {"positions": "rotary", "mlp": "swiglu", "qk_norm": True, "window": 3, "dropout": 0.1},
     {"positions": "none", "window": 1, "bigrams": 5},
+    {"positions": "rotary", "n_head": 6, "n_kv_head": 3, "mlp": "swiglu", "d_ff": 11},
 ]
 
 

@@ -60,7 +60,7 @@ def make_optimizers(
     by_muon = optim.optimizer == "muon"
     groups = others if by_muon else decayed + others
     betas = (optim.beta1, optim.beta2)
-    adamw = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, fused=True)
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if by_muon:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16

@@ -47,8 +47,9 @@ def _rough_bytes(config: Config, vocab_size: int, processes: int) -> int:
     """
     shape, optim, run = config.model, config.optim, config.run
     share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
-    n_weight = 12 * shape.n_layer * shape.d_model**2 + 2 * vocab_size * shape.d_model
-    numbers_per_token = 4 * vocab_size + 40 * shape.n_layer * shape.d_model
+    of_mlp = (3 if shape.mlp == "swiglu" else 2) * shape.d_mlp  # 8 d_model, unless d_ff is given
+    n_weight = (shape.n_layer * (4 * shape.d_model + of_mlp) + 2 * vocab_size) * shape.d_model
+    numbers_per_token = 4 * vocab_size + shape.n_layer * (8 * shape.d_model + 4 * of_mlp)
     mask = Mask(window=shape.window)
     dtype = DTYPES[run.precision]
     if holds_weights(run.attention, mask, shape.context_length, "cpu", dtype, shape.dropout):
