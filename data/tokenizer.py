@@ -32,6 +32,7 @@ import numpy as np
 
 from data import merging
 from data.characters import known_forms
+from data.foreign import open_reader, word_bytes
 from data.names import TOKENIZERS
 from errors import MachineError, UserError
 from machine import usable_cpus
@@ -303,6 +304,36 @@ class BPETokenizer(Tokenizer):
         return {"format": FORMAT, "kind": self.kind, "pattern": self.pattern, "tokens": tokens}
 
 
+class ForeignTokenizer(Tokenizer):
+    """What a tokenizer.json describes, run by the library `tokenizers`: for imported models whose
+    tokenizer is none of the other kinds. `end` is the id that ends a document, if there is one.
+    """
+
+    kind = "tokenizers"
+    cuts_anywhere = False
+
+    def __init__(self, text: str, end: int | None):
+        self._reader = open_reader(text)
+        super().__init__(word_bytes(text, self._reader), separator=False)
+        if end is not None and not 0 <= end < self.vocab_size:
+            raise UserError(f"id {end} cannot end a document: there are {self.vocab_size:,} ids")
+        self.separator = end
+        self.text = text
+
+    def _encode(self, text: str) -> np.ndarray:
+        text.encode()  # half a surrogate pair is refused as elsewhere
+        return np.array(self._reader.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def byte_lengths(self) -> np.ndarray:
+        lengths = [len(piece) for piece in self.pieces]
+        if self.separator is not None:
+            lengths[self.separator] = 0
+        return np.array(lengths, np.int64)
+
+    def spec(self) -> dict:
+        return {"format": FORMAT, "kind": self.kind, "json": self.text, "separator": self.separator}
+
+
 def load_tokenizer(spec: dict) -> Tokenizer:
     """The tokenizer that `spec()` described. UserError if the description is unknown or damaged."""
     try:
@@ -323,6 +354,8 @@ def load_tokenizer(spec: dict) -> Tokenizer:
             if len(distinct) < len(tokens) or not distinct.issuperset(ALL_BYTES):
                 raise ValueError("not a set of tokens with all 256 bytes")
             return BPETokenizer(kind, spec["pattern"], tokens)
+        if kind == "tokenizers":
+            return ForeignTokenizer(spec["json"], spec["separator"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"the description of the tokenizer is damaged ({error!r}): prepare the corpus again"

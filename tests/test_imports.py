@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("model", "data", "configs", "training", "ops", "viz")
+PACKAGES = ("model", "data", "configs", "training", "ops", "viz", "interop")
 COMMANDS = ("train.py", "sample.py", "attention_map.py")
-DATA = ("tiktoken", "rustbpe", "pyarrow")
+DATA = ("tiktoken", "rustbpe", "pyarrow", "tokenizers")
 RUN = ("numpy", "torch", "tqdm", "tyro", "wandb", "matplotlib")
 
 ALLOWED = {
@@ -25,6 +25,10 @@ ALLOWED = {
     "configs": {"model.config", "configs", "errors"},
     "training": {"numpy", "torch", "model", "data", "configs", "errors", "training"},
     "ops": {*RUN, "model", "data", "configs", "errors", "machine", "training", "ops"},
+    "interop": {
+        *("torch", "tyro", "safetensors", "huggingface_hub"),
+        *("model", "data", "configs", "errors", "ops", "interop"),
+    },
     "viz": {"numpy", "torch", "matplotlib", "model", "data", "configs", "errors", "viz"},
     "command": {*RUN, *PACKAGES, "errors", "machine"},
 }
@@ -99,6 +103,8 @@ def test_the_rules_hold_what_they_should():
         ("training", "from ops.device import autocast"),
         ("data", "from ops import log"),
         ("ops", "from viz.page import write"),
+        ("ops", "from interop.giving import give_out"),
+        ("interop", "import transformers"),
         ("model/config.py", "import torch"),
         ("model/config.py", "from model.gpt import GPT"),
         ("errors.py", "import numpy"),
@@ -134,7 +140,8 @@ def test_model_package_is_empty():
 @pytest.mark.parametrize(
     "command",
     [[name] for name in COMMANDS if (ROOT / name).exists()]
-    + [["-m", "data.prepare"]] * (ROOT / "data" / "prepare.py").exists(),
+    + [["-m", "data.prepare"]] * (ROOT / "data" / "prepare.py").exists()
+    + [["-m", "interop.load"], ["-m", "interop.export"]],
     ids=" ".join,
 )
 def test_help_is_instant(command):
