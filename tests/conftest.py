@@ -19,6 +19,14 @@ signal.signal(
 )  # a job in the background ignores it, and so would what a test starts
 
 
+def pytest_collection_modifyitems(items):
+    """What is marked `gpu` is skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
