@@ -59,8 +59,8 @@ def test_against_plain_cross_entropy_in_float64(vocab_size, n_row, rows, reducti
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [65, 128])
 def test_under_autocast(dtype, vocab_size):
-    """Weights and features are rounded to `dtype`, loss and sums over 50 chunks are float32: what is
-    wrong comes of the products' own rounding. Gradients have the inputs' dtype.
+    """Weights and features are rounded to `dtype`, loss and sums over 50 chunks are float32: what
+    is wrong comes of the products' own rounding. Gradients have the inputs' dtype.
     """
     features, weight, targets = draw(1000, vocab_size, torch.float32)
     with torch.no_grad():
