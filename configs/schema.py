@@ -46,7 +46,7 @@ class OptimConfig:
     """Sequences in the global batch, of which one update is made."""
     micro_batch_size: int = 0
     """Sequences in one forward and backward pass; 0: as many as a process has of the global
-    batch.
+    batch, on CUDA the most of them that fit.
     """
     beta1: float = 0.9
     """AdamW's decay of the mean gradient."""

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from configs import RunConfig
 from ops.device import autocast, is_out_of_memory
+from training.head_loss import model_loss
+from training.loss import cross_entropy
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits (B, T, V) and targets (B, T)."""
@@ -18,7 +20,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 class WithLoss(nn.Module):
     """A model and its loss as one function of tokens and targets, both (B, T). A compiler that sees
-    both need not write the logits out, which are the largest tensor of a step.
+    both need not write the logits out, which are the largest tensor of a step; and an accelerator
+    never holds all of them, where the loss is cross-entropy (`training.head_loss`).
     """
 
     def __init__(self, model: nn.Module, loss: Loss):
@@ -27,6 +30,8 @@ class WithLoss(nn.Module):
         self.loss = loss
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        if self.loss is cross_entropy:
+            return model_loss(self.model, tokens_BT, targets_BT)
         return self.loss(self.model(tokens_BT), targets_BT)
 
 

@@ -7,6 +7,7 @@ from model.attention import Mask
 from model.fast_attention import holds_weights
 from model.gpt import GPT
 from ops.device import DTYPES, device_name
+from training.head_loss import chunk_rows, in_chunks, padded_size
 from training.optimizer import learning_rate
 from training.state import State
 
@@ -27,7 +28,8 @@ def opening_lines(session, model: GPT) -> str:
         going_on = f", going on from step {session.resumed_at:,}"
     lines = [
         f"device   {run.device} ({device_name(run.device)}, {run.threads} threads), "
-        f"{precision_text(run)}, {run.attention} attention, compile {run.compile}",
+        f"{precision_text(run)}, {run.attention} attention, compile {run.compile}"
+        f"{loss_text(config, share.micro_batch_size, tokenizer.vocab_size)}",
         f"model    {parameters:,} parameters: {shape.n_layer} layers, {shape.n_head} heads, "
         f"width {shape.d_model}, {shape.positions} positions, {shape.norm}, {shape.mlp}",
         f"data     {dataset.folder}: {train:,} training and {val:,} validation tokens; "
@@ -49,6 +51,15 @@ def precision_text(run: RunConfig) -> str:
     if run.precision == "float32" and run.device.startswith("cuda") and not run.deterministic:
         return "float32 (products in TF32; --deterministic: not)"
     return run.precision
+
+
+def loss_text(config: Config, micro_batch_size: int, vocab_size: int) -> str:
+    """How head and loss are computed on an accelerator (`training.head_loss`); nothing on a CPU."""
+    if not in_chunks(config.run.device):
+        return ""
+    n_row = micro_batch_size * config.model.context_length
+    rows = chunk_rows(n_row, vocab_size, DTYPES[config.run.precision])
+    return f", loss by {rows:,} tokens at a time over {padded_size(vocab_size):,} ids"
 
 
 def attention_note(config: Config) -> str | None:

@@ -29,7 +29,7 @@ from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
 from ops.messages import farewell, not_finite, opening_lines
-from ops.plan import warn_at_start
+from ops.plan import agree_on_micro_batch, warn_at_start
 from ops.resume import initial_weights, resume_notes
 from ops.run_folder import open_folder, start_folder
 from ops.speed import flops_per_token, matrix_rate
@@ -84,6 +84,8 @@ class Session:
                 find(config.run.init_from)
             meeting.tell(**what_must_agree(config, self.dataset, checkpoint))
         self.processes = distributed.start(config, meeting.store)
+        config, notes = agree_on_micro_batch(config, self.tokenizer.vocab_size, self.processes)
+        self.config = config
         optim, run = config.optim, config.run
         self.share = share_batch(
             optim.batch_size, optim.micro_batch_size, self.processes.rank, self.processes.count
@@ -93,7 +95,7 @@ class Session:
         set_up(run)
         self.checkpoint = checkpoint
         self.resumed_at = checkpoint.step if checkpoint else None
-        self.notes = resume_notes(config, checkpoint) if checkpoint else []
+        self.notes = notes + (resume_notes(config, checkpoint) if checkpoint else [])
         self.saver = Saver()
         self.bad_steps = 0
 

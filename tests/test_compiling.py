@@ -10,6 +10,8 @@ from helpers import MODERN, make_model
 from model.attention import explicit_attention
 from model.fast_attention import fast_attention
 from ops.compiling import WithLoss, recompute_blocks
+from ops.device import autocast
+from training import head_loss
 from training.loss import cross_entropy
 
 pytestmark = pytest.mark.slow
@@ -39,6 +41,22 @@ def test_a_step_is_one_graph(attend, options, recompute):
     if recompute:
         recompute_blocks(model)
     eager = WithLoss(model, cross_entropy)
+    check_graphs(eager)
+
+
+@pytest.mark.parametrize(("options", "precision"), [({}, "float32"), (MODERN, "bfloat16")])
+def test_head_and_loss_in_chunks_are_in_the_graph(options, precision, monkeypatch):
+    """What an accelerator takes: three chunks here, the last one short."""
+    monkeypatch.setattr(head_loss, "in_chunks", lambda device: True)
+    monkeypatch.setattr(head_loss, "chunk_rows", lambda *_: 10)
+    with autocast("cpu", precision):
+        check_graphs(WithLoss(make_model(seed=0, **options), cross_entropy))
+
+
+def check_graphs(eager):
+    """One graph for all steps, one more for evaluation, each with the eager module's loss; and its
+    gradients, but where dropout is computed again, for which dynamo alone draws other masks.
+    """
     torch._dynamo.reset()
     graphs = []
 
@@ -51,9 +69,14 @@ def test_a_step_is_one_graph(attend, options, recompute):
         tokens = torch.randint(11, (3, 8))
         torch.manual_seed(step)
         loss = compiled(tokens, tokens)
-        loss.backward()
+        found = torch.autograd.grad(loss, eager.parameters())
         torch.manual_seed(step)
-        assert torch.equal(loss, eager(tokens, tokens))
+        expected = eager(tokens, tokens)
+        assert torch.equal(loss, expected)
+        gradients = torch.autograd.grad(expected, eager.parameters())
+        if not eager.model.config.dropout:
+            for pair in zip(found, gradients, strict=True):
+                torch.testing.assert_close(*pair)
     assert len(graphs) == 1
     eager.eval()
     with torch.no_grad():

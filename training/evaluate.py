@@ -11,7 +11,7 @@ from data.prompts import empty_prompt
 from data.tokenizer import Tokenizer
 from model.generate import generate
 from model.gpt import GPT
-from training.loss import cross_entropy
+from training.head_loss import model_loss
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -63,7 +63,7 @@ def split_loss(
         batch = batches[min(mine, len(batches) - 1)]
         rows = np.stack([tokens[start : end + 1] for start, end in batch]).astype(np.int64)
         both = torch.from_numpy(rows).to(device)
-        loss = cross_entropy(model(both[:, :-1]), both[:, 1:], reduction="sum").item()
+        loss = model_loss(model, both[:, :-1], both[:, 1:], reduction="sum").item()
         if mine < len(batches):
             total += loss
             count += both.numel() - len(both)

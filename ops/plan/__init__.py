@@ -2,7 +2,13 @@
 turn when memory has run out.
 """
 
-from ops.plan.advice import advise, memory_warning, out_of_memory_advice, warn_at_start
+from ops.plan.advice import (
+    advise,
+    agree_on_micro_batch,
+    memory_warning,
+    out_of_memory_advice,
+    warn_at_start,
+)
 from ops.plan.counting import Plan, make_plan, training_bytes
 from ops.plan.report import describe, report
 from ops.plan.timing import time_steps
@@ -10,6 +16,7 @@ from ops.plan.timing import time_steps
 __all__ = [
     "Plan",
     "advise",
+    "agree_on_micro_batch",
     "describe",
     "make_plan",
     "memory_warning",

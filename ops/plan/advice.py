@@ -7,12 +7,16 @@ from configs import Config
 from data.dataset import Dataset
 from data.share import share_batch
 from data.tokenizer import load_tokenizer
-from model.attention import Mask
-from model.fast_attention import holds_weights
-from ops.device import DTYPES, is_out_of_memory
-from ops.distributed import world_size
+from ops.device import is_out_of_memory, resolve
+from ops.distributed import Processes, world_size
 from ops.plan import limits
-from ops.plan.counting import Plan, make_plan
+from ops.plan.counting import (
+    Plan,
+    make_plan,
+    micro_batch_sizes,
+    rough_bytes,
+    settle_micro_batch,
+)
 
 
 def memory_warning(plan: Plan) -> str | None:
@@ -35,27 +39,34 @@ def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> None:
     held, _ = limits.baseline()  # on any device: `out_of_memory_advice` builds on it
     if config.run.device != "cpu":
         return
-    if 2 * _rough_bytes(config, vocab_size, processes) + 2 * held <= limits.memory_limit("cpu"):
+    if 2 * rough_bytes(config, vocab_size, processes) + 2 * held <= limits.memory_limit("cpu"):
         return
     if warning := memory_warning(make_plan(config, vocab_size, processes=processes)):
         print(warning, file=sys.stderr)
 
 
-def _rough_bytes(config: Config, vocab_size: int, processes: int) -> int:
-    """Bytes a run on CPU takes beside interpreter and libraries, by rule of thumb and rather too
-    many.
+def agree_on_micro_batch(
+    config: Config, vocab_size: int, processes: Processes
+) -> tuple[Config, list[str]]:
+    """`config`, resolved, with the micro-batch that `settle_micro_batch` finds room for in every
+    process, as all of them must take one, and a line that says so where it is less than all that a
+    process has of the batch.
     """
-    shape, optim, run = config.model, config.optim, config.run
-    share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
-    of_mlp = (3 if shape.mlp == "swiglu" else 2) * shape.d_mlp  # 8 d_model, unless d_ff is given
-    n_weight = (shape.n_layer * (4 * shape.d_model + of_mlp) + 2 * vocab_size) * shape.d_model
-    numbers_per_token = 4 * vocab_size + shape.n_layer * (8 * shape.d_model + 4 * of_mlp)
-    mask = Mask(window=shape.window)
-    dtype = DTYPES[run.precision]
-    if holds_weights(run.attention, mask, shape.context_length, "cpu", dtype, shape.dropout):
-        numbers_per_token += 4 * shape.n_layer * shape.n_head * shape.context_length
-    n_token = share.micro_batch_size * shape.context_length
-    return 24 * n_weight + 4 * n_token * numbers_per_token
+    settled = settle_micro_batch(config, vocab_size, processes.count)
+    size = settled.optim.micro_batch_size
+    if size == config.optim.micro_batch_size:
+        return config, []
+    sizes = micro_batch_sizes(config.optim.batch_size, processes.count)
+    device = processes.device(config.run.device)
+    votes = processes.sum(*(other <= size for other in sizes), device=device)
+    size = max(other for other, n in zip(sizes, votes, strict=True) if n == processes.count)
+    settled = config.replace(micro_batch_size=size)
+    if size == sizes[-1]:
+        return settled, []
+    note = f"micro-batch {size} is the largest that fits; --micro-batch-size sets another"
+    if size == 1 and not make_plan(settled, vocab_size, None, processes.count).fits:
+        note = "micro-batch 1, for which the plan finds no room either: --recompute takes less"
+    return settled, [f"note     {note}"]
 
 
 def advise(error: BaseException, config: Config) -> str | None:
@@ -78,6 +89,8 @@ def out_of_memory_advice(
     if not is_out_of_memory(error):
         return None
     traceback.clear_frames(error.__traceback__)
+    if not config.optim.micro_batch_size:
+        config = settle_micro_batch(resolve(config), vocab_size, processes)
     optim = config.optim
     micro = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
     failed = f"out of memory at micro_batch_size {micro.micro_batch_size}"

@@ -3,10 +3,11 @@
 Memory is counted, not guessed: a step of the real model runs on fake tensors, which have shapes but
 no data, and every storage is followed from birth to death. Not counted are kernels' scratch space,
 the gaps that an allocator leaves (glibc's from a few per cent to a third, if MALLOC_MMAP_THRESHOLD_
-is left as it is), what a compiler adds or saves, the block that FSDP2 gathers, and the page cache's
-share of a large corpus, which the system takes back when it must.
+is left as it is), what a compiler adds or saves, and the page cache's share of a large corpus,
+which the system takes back when it must.
 """
 
+import bisect
 import dataclasses
 import functools
 import re
@@ -21,13 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from configs import Config
 from data.share import Share, share_batch
-from model.fast_attention import ATTENTION
+from model.attention import Mask
+from model.fast_attention import ATTENTION, holds_weights
 from model.gpt import GPT
 from ops.compiling import recompute_blocks
-from ops.device import autocast, resolve
+from ops.device import DTYPES, autocast, resolve
 from ops.plan import limits
 from ops.speed import flops_per_token
-from training.loss import cross_entropy
+from training.head_loss import model_loss
 from training.optimizer import make_optimizers
 
 PARTS = {
@@ -67,6 +69,10 @@ class Plan:
     """
     limit: int
     """Bytes the process may hold, those it holds now included; 0: unknown."""
+    checkpoint: int
+    """Bytes of the copy that the first process holds in the host's memory while a checkpoint is
+    written: weights and moments, whole whatever the strategy, once.
+    """
 
     @property
     def peak(self) -> int:
@@ -168,12 +174,12 @@ def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Coun
         def at_first_block(_module: nn.Module, _inputs: tuple, out_BTD: Tensor) -> None:
             out_BTD.register_hook(lambda _: memory.enter(memory.part, LAST_OF_BACKWARD))
 
-        def at_unembedding(*_) -> None:
+        def at_last_norm(*_) -> None:
             kept.update(memory.live)
             memory.part = "logits and loss"
 
         model.blocks[0].register_forward_hook(at_first_block)
-        model.unembed.register_forward_pre_hook(at_unembedding)
+        model.norm.register_forward_hook(at_last_norm)
         optimizers = make_optimizers(model, optim, run.precision)
         # The first step makes the optimisers' state. The second is the one that counts; in its last
         # pass the gradients of the passes before are there from the start.
@@ -184,7 +190,7 @@ def _step_bytes(config: Config, vocab_size: int, n_layer: int) -> dict[Any, Coun
                 kept.clear()
                 tokens = torch.zeros(optim.micro_batch_size, shape.context_length, dtype=torch.long)
                 with autocast(device, run.precision):
-                    loss = cross_entropy(model(tokens), tokens)
+                    loss = model_loss(model, tokens, tokens)
                 memory.enter("workspace of the backward pass", BACKWARD)
                 loss.backward()
                 del loss
@@ -214,6 +220,21 @@ def training_bytes(config: Config, vocab_size: int) -> tuple[list[Counter[str]],
     return stages, deep["kept"]
 
 
+def rough_bytes(config: Config, vocab_size: int, processes: int) -> int:
+    """Bytes a run takes beside interpreter and libraries, by rule of thumb and rather too many."""
+    shape, optim, run = config.model, config.optim, config.run
+    share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
+    of_mlp = (3 if shape.mlp == "swiglu" else 2) * shape.d_mlp  # 8 d_model, unless d_ff is given
+    n_weight = (shape.n_layer * (4 * shape.d_model + of_mlp) + 2 * vocab_size) * shape.d_model
+    numbers_per_token = 4 * vocab_size + shape.n_layer * (8 * shape.d_model + 4 * of_mlp)
+    mask = Mask(window=shape.window)
+    device, dtype = run.device.partition(":")[0], DTYPES[run.precision]
+    if holds_weights(run.attention, mask, shape.context_length, device, dtype, shape.dropout):
+        numbers_per_token += 4 * shape.n_layer * shape.n_head * shape.context_length
+    n_token = share.micro_batch_size * shape.context_length
+    return 24 * n_weight + 4 * n_token * numbers_per_token
+
+
 def make_plan(
     config: Config, vocab_size: int, n_token: int | None = None, processes: int = 1
 ) -> Plan:
@@ -222,13 +243,15 @@ def make_plan(
 
     Raises UserError where the device isn't there or the batch doesn't divide.
     """
-    optim = config.optim
-    share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
-    config = resolve(config).replace(micro_batch_size=share.micro_batch_size)
+    batch_size = config.optim.batch_size
+    share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
+    config = settle_micro_batch(resolve(config), vocab_size, processes)
+    share = share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
+    config = config.replace(micro_batch_size=share.micro_batch_size)
     run = config.run
-    memory = _worst_moment(config, vocab_size, share)
     with torch.device("meta"):
         model = GPT(config.model, vocab_size)
+    memory, checkpoint = _worst_moment(config, model, share)
     return Plan(
         config=config,
         vocab_size=vocab_size,
@@ -239,7 +262,35 @@ def make_plan(
         flops_per_token=flops_per_token(model),
         memory=dict(memory),
         limit=limits.memory_limit(run.device),
+        checkpoint=checkpoint,
     )
+
+
+def settle_micro_batch(config: Config, vocab_size: int, processes: int = 1) -> Config:
+    """`config`, resolved, with the largest micro-batch for which the plan finds room in place of
+    one left open (0) on CUDA; 1 where nothing fits. On a CPU 0 goes on meaning all at once.
+    """
+    optim = config.optim
+    if optim.micro_batch_size or not config.run.device.startswith("cuda"):
+        return config
+    sizes = micro_batch_sizes(optim.batch_size, processes)
+    limit = limits.FITS * limits.memory_limit(config.run.device)
+    if 2 * rough_bytes(config, vocab_size, processes) <= limit:  # planning takes seconds
+        return config.replace(micro_batch_size=sizes[-1])
+
+    def fits(size: int) -> bool:
+        return make_plan(config.replace(micro_batch_size=size), vocab_size, None, processes).fits
+
+    if fits(sizes[-1]):
+        return config.replace(micro_batch_size=sizes[-1])
+    n_fit = bisect.bisect_left(sizes[:-1], True, key=lambda size: not fits(size))
+    return config.replace(micro_batch_size=sizes[max(0, n_fit - 1)])
+
+
+def micro_batch_sizes(batch_size: int, processes: int = 1) -> list[int]:
+    """Sizes of micro-batch that a process's share of the batch divides into, ascending."""
+    share = batch_size // processes
+    return [size for size in range(1, share + 1) if share % size == 0]
 
 
 def _last_step(config: Config) -> int:
@@ -256,9 +307,9 @@ def _count_parameters(model: GPT) -> dict[str, int]:
     return counts
 
 
-def _worst_moment(config: Config, vocab_size: int, share: Share) -> Counter[str]:
+def _worst_moment(config: Config, model: GPT, share: Share) -> tuple[Counter[str], int]:
     """Bytes one process holds, by part, when it holds most: in a stage of a step, or when it copies
-    its state to write a checkpoint.
+    its state to write a checkpoint. And the bytes of that copy.
     """
     run = config.run
     on_gpu = run.device.startswith("cuda")
@@ -266,17 +317,34 @@ def _worst_moment(config: Config, vocab_size: int, share: Share) -> Counter[str]
     if not on_gpu:
         base["interpreter and libraries"] = limits.baseline()[0]
     own = config.replace(batch_size=share.n_micro * share.micro_batch_size)
-    moments, kept = training_bytes(own, vocab_size)
+    moments, kept = training_bytes(own, model.vocab_size)
     state = Counter({part: kept[part] for part in ("weights", "optimizer")})
+    written = state.total()
     copy: Counter[str] = Counter()
     if not on_gpu:  # a GPU's copy lies in the host's memory
-        copy["checkpoint being written"] = state.total()
-    if run.strategy == "fsdp":
-        for held in (*moments, state):
-            for part in ("weights", "gradients", "optimizer"):
-                held[part] //= share.n_process
+        copy["checkpoint being written"] = written
+    if run.strategy == "fsdp" and share.n_process > 1:
+        _shard(moments, state, model, share.n_process)
     end = _last_step(config)
     if any(0 < every < end for every in (run.eval_every, run.save_every)):
         # The next step goes on while a thread writes.
         moments = [held + copy for held in moments]
-    return base + max(*moments, state + copy, key=Counter.total)
+    return base + max(*moments, state + copy, key=Counter.total), written
+
+
+def _shard(moments: list[Counter[str]], state: Counter[str], model: GPT, n_process: int) -> None:
+    """Leave in the counts of the stages, and of the `state`, one process's share under FSDP2, and
+    add what it gathers.
+
+    That is everything outside the blocks, which stays whole from the forward pass to the end of the
+    backward pass, and two blocks, one in use while the next one comes. In the backward pass each of
+    them has its gradient beside it until that is shared out.
+    """
+    for held in (*moments, state):
+        for part in ("weights", "gradients", "optimizer"):
+            held[part] //= n_process
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    outside = sum(p.numel() for p in model.parameters()) - len(model.blocks) * block
+    gathered = 4 * (outside + min(2, len(model.blocks)) * block)
+    for stage, times in ((FORWARD, 1), (BACKWARD, 2), (LAST_OF_BACKWARD, 2)):
+        moments[stage]["gathered by FSDP2"] = times * gathered

@@ -52,6 +52,7 @@ def describe(plan: Plan, times: dict[str, float] | None = None, remedy: str = ""
         f"{here} to be had here:",
         *(f"{_mebibytes(size):>16}  {part}" for part, size in plan.memory.items() if size),
         *_room_lines(plan, remedy),
+        *_host_lines(plan),
         *_activation_lines(plan),
         f"time        {_pace(plan, times)}",
     ]
@@ -75,6 +76,16 @@ def _room_lines(plan: Plan, remedy: str) -> list[str]:
         )
     nothing = "even one sequence with --recompute would not fit: choose a smaller model"
     return [f"room        {found}", f"            {remedy or nothing}"]
+
+
+def _host_lines(plan: Plan) -> list[str]:
+    """What a run on a GPU takes of the host's memory."""
+    if not plan.config.run.device.startswith("cuda"):
+        return []
+    return [
+        f"host        {_mebibytes(plan.checkpoint)} MiB of its memory in the first process while a "
+        "checkpoint is copied and written"
+    ]
 
 
 def _activation_lines(plan: Plan) -> list[str]:
@@ -159,7 +170,7 @@ def report(config: Config) -> str:
     fitting = plan
     remedy = ""
     may_fit = not plan.fits and plan.least < limits.FITS * plan.limit
-    if may_fit and (found := roomier(config, vocab_size, world_size(), n_token)):
+    if may_fit and (found := roomier(plan.config, vocab_size, world_size(), n_token)):
         remedy, fitting = found
     times = timing.time_steps(fitting) if fitting.fits else None
     return describe(plan, times, remedy) + note
