@@ -5,6 +5,7 @@ from data.batches import n_windows
 from data.prompts import newline_id, start_text
 from model.attention import Mask
 from model.fast_attention import holds_weights
+from model.flex_windows import why_not
 from model.gpt import GPT
 from ops.device import DTYPES, device_name
 from training.optimizer import learning_rate
@@ -52,12 +53,19 @@ def precision_text(run: RunConfig) -> str:
 
 
 def attention_note(config: Config) -> str | None:
-    """A line where fast attention holds the n^2 weights after all; None elsewhere."""
+    """A line where fast attention on a CPU holds the n^2 weights after all, or on a GPU takes a
+    window in blocks; None elsewhere.
+    """
     run, shape = config.run, config.model
+    if run.attention == "explicit":
+        return None
     device, dtype = run.device.partition(":")[0], DTYPES[run.precision]
     mask = Mask(window=shape.window)
-    arguments = (mask, shape.context_length, device, dtype, shape.dropout)
-    if run.attention == "explicit" or not holds_weights(run.attention, *arguments):
+    if 0 < shape.window < shape.context_length and device == "cuda":
+        place = (mask, shape.context_length, device, shape.d_head, shape.dropout)
+        reason = why_not(*place, run.compile == "on")
+        return f"note     the window is not for flex_attention: {reason}" if reason else None
+    if not holds_weights(run.attention, mask, shape.context_length, device, dtype, shape.dropout):
         return None
     if shape.dropout:
         why = "with dropout"
