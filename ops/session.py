@@ -24,7 +24,7 @@ from ops import distributed
 from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
 from ops.command_line import check_data
 from ops.compiling import Loss, WithLoss, compile_or_not, recompute_blocks
-from ops.device import autocast, resolve, set_up
+from ops.device import autocast, device_name, resolve, set_up
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
@@ -32,7 +32,7 @@ from ops.messages import farewell, not_finite, opening_lines
 from ops.plan import warn_at_start
 from ops.resume import initial_weights, resume_notes
 from ops.run_folder import open_folder, start_folder
-from ops.speed import flops_per_token, matrix_rate
+from ops.speed import flops_per_token, makers_rate, matrix_rate
 from ops.stopping import Stop
 from training.state import State
 
@@ -140,9 +140,13 @@ class Session:
         (n_eager,) = self.processes.sum(computed is plain, device=self.device)
         wrapped = self.processes.wrap(plain if n_eager else computed, self.device)
         peak = self.processes.count * matrix_rate(self.device, run.precision)
+        makers = 0.0  # not given for float32, which is TF32 there or not
+        if run.precision != "float32":
+            makers = self.processes.count * (makers_rate(device_name(self.device)) or 0.0)
         is_main, first = self.processes.is_main, self.resumed_at or 0
-        flops = flops_per_token(model)
-        self.log = RunLog(self.folder, self.config, first, flops, peak, is_main, self.device)
+        rates = flops_per_token(model), peak
+        place = is_main, self.device
+        self.log = RunLog(self.folder, self.config, first, *rates, *place, makers_flops=makers)
         self.stop = Stop(self.config)
         return wrapped
 

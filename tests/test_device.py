@@ -32,7 +32,7 @@ from ops import compiling, speed
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, default_threads, resolve, set_up
 from ops.messages import precision_text
-from ops.speed import flops_per_token, matrix_rate
+from ops.speed import flops_per_token, makers_rate, matrix_rate
 from training.optimizer import clip_gradients
 
 pytestmark = pytest.mark.slow
@@ -285,6 +285,37 @@ def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
     assert matrix_rate("cpu", "float32", size) == pytest.approx(
         2 * width**3 / (laps[-1] / 1000 / 3)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla T4", 65),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA T400 4GB", None),
+        ("NVIDIA RTX A4000", None),
+        ("AMD EPYC 9B14", None),
+    ],
+)
+def test_the_makers_rate(name, teraflops):
+    assert makers_rate(name) == (teraflops and teraflops * 1e12)
 
 
 # --- memory ---
