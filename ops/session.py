@@ -28,11 +28,11 @@ from ops.device import autocast, device_name, resolve, set_up
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
-from ops.messages import farewell, not_finite, opening_lines
+from ops.messages import compile_note, farewell, not_finite, opening_lines
 from ops.plan import warn_at_start
 from ops.resume import initial_weights, resume_notes
 from ops.run_folder import open_folder, start_folder
-from ops.speed import flops_per_token, makers_rate, matrix_rate
+from ops.speed import flops_per_token, makers_rate, matrix_rate, seconds_left
 from ops.stopping import Stop
 from training.state import State
 
@@ -74,8 +74,12 @@ class Session:
             if distributed.is_first():
                 self.lock.take(may_create=False)
             self.folder, config, checkpoint = open_folder(config, self.dataset)
-            self.config = config = resolve(config)
             self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+            first = checkpoint.step if checkpoint else 0
+            processes = distributed.world_size()
+            left = seconds_left(config, self.tokenizer.vocab_size, first, processes)
+            chosen = compile_note(config, left)
+            self.config = config = resolve(config, left)
             self.tokenizer.start = self.dataset.start(self.tokenizer)
             self.dataset.check_context(config.model.context_length)
             self.dataset.check_content(self.tokenizer.vocab_size)
@@ -94,6 +98,7 @@ class Session:
         self.checkpoint = checkpoint
         self.resumed_at = checkpoint.step if checkpoint else None
         self.notes = resume_notes(config, checkpoint) if checkpoint else []
+        self.notes += [chosen] if chosen else []
         self.saver = Saver()
         self.bad_steps = 0
 
@@ -239,6 +244,7 @@ def what_must_agree(
     plain = config.to_dict()
     options = {name: value for section in plain.values() for name, value in section.items()}
     del options["threads"]
+    del options["compile"]  # by auto, GPUs of two kinds may differ: then all go on without it
     options["device"] = config.run.device.partition(":")[0]  # each may have a number of its own
     # A folder may be called otherwise on another machine, as long as it holds the same.
     del options["data"]
