@@ -28,7 +28,7 @@ from model.gpt import GPT
 from ops.compiling import recompute_blocks
 from ops.device import DTYPES, autocast, resolve
 from ops.plan import limits
-from ops.speed import flops_per_token
+from ops.speed import flops_per_token, seconds_left
 from training.head_loss import model_loss
 from training.optimizer import make_optimizers
 
@@ -245,7 +245,8 @@ def make_plan(
     """
     batch_size = config.optim.batch_size
     share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
-    config = settle_micro_batch(resolve(config), vocab_size, processes)
+    left = seconds_left(config, vocab_size, first=0, n_process=processes)
+    config = settle_micro_batch(resolve(config, left), vocab_size, processes)
     share = share_batch(batch_size, config.optim.micro_batch_size, n_process=processes)
     config = config.replace(micro_batch_size=share.micro_batch_size)
     run = config.run
