@@ -7,9 +7,10 @@ values are written where it says, and queries meet all of the first `n_key` plac
 a row's end masked.
 """
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,6 +80,19 @@ def static_step(model: GPT, token: OneToken) -> Tensor:
     return model.unembed(model.features(token.inputs[0][:, None], cache=token)[:, -1])
 
 
+@contextlib.contextmanager
+def uncached_autocast() -> Iterator[None]:
+    """Within it autocast rounds a weight each time: one that it has rounded and kept is freed when
+    its context ends, and a graph would go on reading there.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 class CapturedStep:
     """A function without arguments as a CUDA graph on `device`. It reads what stands, whenever it
     is called, in the tensors that it was recorded with, and returns one tensor, which the next call
@@ -87,7 +101,7 @@ class CapturedStep:
 
     def __init__(self, function: Callable[[], Tensor], device: torch.device):
         self.device = device
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), uncached_autocast():
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -139,16 +153,7 @@ class StaticCache(KVCache):
 
     def _run(self, model: GPT, n_key: int) -> Tensor:
         """The step over `n_key` keys."""
-        kind = self.inputs.device.type
-        dtype = torch.get_autocast_dtype(kind)
-        enabled = torch.is_autocast_enabled(kind)
-        # A weight that autocast has rounded and keeps is freed when its context ends, and a graph
-        # would go on reading there.
-        keeps = not self.captures
-        with (
-            attention_kernels(self.inputs.device),
-            torch.autocast(kind, dtype, enabled=enabled, cache_enabled=keeps),
-        ):
+        with attention_kernels(self.inputs.device):
             return static_step(model, OneToken(self, self.inputs, n_key))
 
     def _capture(self, model: GPT, n_key: int) -> None:

@@ -1,5 +1,5 @@
-"""The step that a GPU can repeat by itself gives the logits of the one it stands for, and is recorded
-and repeated in the right order: shown on the CPU, with a CUDA that only takes notes.
+"""The step that a GPU can repeat by itself gives the logits of the one it stands for, and is
+recorded and repeated in the right order: shown on the CPU, with a CUDA that only takes notes.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ class PretendCuda:
         def wait_stream(self, other):
             self.cuda.said.append(f"{self.name} waits for {other.name}")
 
-    def Stream(self):  # noqa: N802
+    def Stream(self):
         return self._Stream(self, "side")
 
     def current_stream(self):
@@ -195,7 +195,7 @@ class PretendCuda:
         finally:
             self.stream_now = before
 
-    def CUDAGraph(self):  # noqa: N802
+    def CUDAGraph(self):
         cuda = self
 
         class Graph:
@@ -218,7 +218,8 @@ def test_the_order_of_recording(monkeypatch):
     result = torch.zeros(1)
 
     def function():
-        cuda.said.append(f"run on {cuda.stream_now}")
+        kept = ", roundings kept" if torch.is_autocast_cache_enabled() else ""
+        cuda.said.append(f"run on {cuda.stream_now}{kept}")
         return result
 
     step = CapturedStep(function, torch.device("cuda:1"))
@@ -241,6 +242,7 @@ def test_a_recording_that_fails_leaves_the_stream(monkeypatch):
     with pytest.raises(RuntimeError, match="no"):
         CapturedStep(lambda: torch.zeros(1), torch.device("cuda"))
     assert cuda.stream_now == "main"
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_a_graph_for_each_number_of_keys(tiny, monkeypatch):
