@@ -84,25 +84,12 @@ def draw_texts(options: Options, prompts: list[str]) -> None:
     import torch
 
     from data.tokenizer import StreamDecoder
-    from model.fast_sampling import prepare_for_sampling
     from model.generate import generate
-    from ops.checkpoint import open_run, what_is_read
-    from ops.device import (
-        DTYPES,
-        autocast,
-        default_threads,
-        prefers_slabs,
-        resolve_device,
-        sampling_precision,
-    )
-    from ops.drawing import in_groups, rows_at_once
+    from ops.device import autocast
+    from ops.drawing import in_groups, open_to_draw, rows_at_once
 
-    device = resolve_device(options.device)
-    precision = sampling_precision(options.precision, device)
-    torch.set_num_threads(default_threads())
-    model, tokenizer, checkpoint = open_run(options.run, device)
-    print(what_is_read(options.run, checkpoint), file=sys.stderr)
-    prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
+    opened = open_to_draw(options.run, options.device, options.precision)
+    model, tokenizer, device, precision = opened
     ids = encode_prompts(prompts, tokenizer, options.prompts_file)
     note_prompts(options, prompts, ids, tokenizer, model.config.context_length)
     stops = tuple(map(read_escapes, options.stop))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import Mask
+from model.transfer import on_device
 
 
 class KVCache:
@@ -28,6 +29,7 @@ class KVCache:
         self.layers: list[tuple[Tensor, Tensor]] = []
         self.last_tokens: Tensor | None = None  # (B,), where the model has to know them
         self.ends = self.lengths  # the lengths once the tokens in hand are read
+        self.places: Tensor | None = None  # their positions, (B or 1, T)
 
     def place(self, tokens_BT: Tensor, mask: Mask) -> tuple[Tensor, Mask]:
         """positions_BT of T new tokens a row, behind those held, and the mask over all of them.
@@ -50,8 +52,9 @@ class KVCache:
                 f"rows of {self.lengths} tokens cannot end at {self.ends}: "
                 f"{n_new} new ones stand behind a filled cache"
             )
-        start = torch.tensor(self.lengths, device=device)[:, None] if is_ragged else longest
-        return torch.arange(n_new, device=device)[None] + start, mask
+        start = on_device(self.lengths, device)[:, None] if is_ragged else longest
+        self.places = torch.arange(n_new, device=device)[None] + start
+        return self.places, mask
 
     def tokens_before(self, tokens_BT: Tensor) -> Tensor:
         """The token before each of the placed ones, (B, T): 0 before a row's first. The last of
@@ -61,7 +64,7 @@ class KVCache:
         if self.last_tokens is not None:
             before_BT[:, 0] = self.last_tokens
         n_new = [end - length for end, length in zip(self.ends, self.lengths, strict=True)]
-        index = torch.tensor(n_new, device=tokens_BT.device)[:, None] - 1
+        index = on_device(n_new, tokens_BT.device)[:, None] - 1
         self.last_tokens = tokens_BT.gather(1, index)[:, 0]
         return before_BT
 
@@ -72,16 +75,14 @@ class KVCache:
         What lies behind a row's own end is unspecified but finite.
         """
         n_new = k_BGTK.shape[2]
-        self._make_layers(layer + 1, k_BGTK)
+        self.make_layers(layer + 1, k_BGTK)
         first, longest = min(self.lengths), max(self.lengths)
         for store, new in zip(self.layers[layer], (k_BGTK, v_BGTK), strict=True):
             if first == longest:
                 store.narrow(2, first, n_new).copy_(new)
             else:
-                start = torch.tensor(self.lengths, device=new.device)[:, None]
-                rows = torch.arange(len(self.lengths), device=new.device)[:, None]
-                columns = start + torch.arange(n_new, device=new.device)
-                store[rows, :, columns] = new.transpose(1, 2)
+                row = torch.arange(len(self.lengths), device=new.device)[:, None]
+                store[row, :, self.places] = new.transpose(1, 2)
         keys, values = self.layers[layer]
         return keys.narrow(2, 0, longest + n_new), values.narrow(2, 0, longest + n_new)
 
@@ -89,7 +90,7 @@ class KVCache:
         """Count the placed tokens in, once every layer has written them."""
         self.lengths = self.ends
 
-    def _make_layers(self, n_layer: int, like: Tensor) -> None:
+    def make_layers(self, n_layer: int, like: Tensor) -> None:
         """Have room for `n_layer` layers of keys such as `like`, (B, G, T, K)."""
         _, n_head, _, d_head = like.shape
         while len(self.layers) < n_layer:
@@ -104,7 +105,7 @@ class KVCache:
 
     def replace(self, rows: list[int], other: "KVCache") -> None:
         """Put the rows of `other`, in order, in the place of the rows named."""
-        self._make_layers(len(other.layers), other.layers[0][0])
+        self.make_layers(len(other.layers), other.layers[0][0])
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             for store, new in zip(mine, theirs, strict=True):
                 store[rows] = new

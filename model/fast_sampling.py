@@ -1,7 +1,8 @@
 """A trained model made ready to draw tokens: the same function, its weights laid out for a few rows
-at a time.
+at a time; and what drawing on a GPU takes that nobody need read to understand it.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
@@ -24,7 +26,8 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
     values become one product, and weights are kept in `dtype` (norms, embeddings and softmax stay
     in float32: to be run under autocast). With `slabs`, for float32 on a CPU, the products are
     shared out among the threads, see `SlabLinear`. In bfloat16 on a CPU a single token goes without
-    oneDNN, see `one_by_one`.
+    oneDNN, see `one_by_one`. On CUDA attention goes without cuDNN, see `attention_kernels`, and a
+    step may become a graph, see `model.static_decoding`.
     """
     modules: list[Any] = list(model.modules())
     for module in modules:
@@ -34,9 +37,47 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
                 setattr(module, name, _as_function(layer, dtype, slabs))
-    if dtype == torch.bfloat16 and model.embed.weight.device.type == "cpu":
-        for name in ("features", "unembed"):
-            setattr(model, name, one_by_one(getattr(model, name)))
+    laid_out: Any = model
+    kind = model.embed.weight.device.type
+    if dtype == torch.bfloat16 and kind == "cpu":
+        laid_out.features = one_by_one(model.features)
+        laid_out.unembed = one_by_one(model.unembed)
+    if kind == "cuda":
+        laid_out.features = without_cudnn(model.features)
+        allow_capture(model, True)
+
+
+def allow_capture(model: GPT, allowed: bool) -> None:
+    """Say whether a step of `model` may become a CUDA graph, which reads its weights where they lie
+    now.
+    """
+    vars(model)["may_be_captured"] = allowed
+
+
+def allows_capture(model: GPT) -> bool:
+    """What `allow_capture` said last; no where it said nothing."""
+    return vars(model).get("may_be_captured", False)
+
+
+def attention_kernels(device: torch.device) -> contextlib.AbstractContextManager:
+    """The context of a step: on CUDA without cuDNN's attention, which plans anew for each number of
+    keys.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(kinds)
+
+
+def without_cudnn(features: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function of tokens (B, T), within `attention_kernels`."""
+
+    @functools.wraps(features)
+    def call(tokens: Tensor, *rest, **options) -> Tensor:
+        with attention_kernels(tokens.device):
+            return features(tokens, *rest, **options)
+
+    return call
 
 
 def _merge_projections(attention: Any, dtype: torch.dtype, slabs: bool) -> None:
@@ -54,6 +95,8 @@ def _product(layers: list[nn.Linear], dtype: torch.dtype, slabs: bool) -> Functi
     bias = None
     if layers[0].bias is not None:
         bias = torch.cat([layer.bias.detach() for layer in layers])
+        if weight.device.type == "cuda":
+            bias = bias.to(dtype)  # as autocast would for every token, with a kernel a layer
     if slabs:
         return SlabLinear(weight, bias, torch.get_num_threads())
     return functools.partial(F.linear, weight=weight, bias=bias)

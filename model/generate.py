@@ -9,18 +9,20 @@ from model.attention import softmax
 from model.cache import KVCache
 from model.gpt import GPT
 from model.sampling import Sampling
+from model.static_decoding import StaticCache, decoding_cache
+from model.transfer import on_device, where_drawn
 
 Generators = Sequence[torch.Generator | None]
 
 
 def next_distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """probabilities_BV from which the next token is drawn, float64 on the CPU; rows sum to about 1
-    before top-k and top-p take their share away.
+    """probabilities_BV from which the next token is drawn, float64, where the logits are; rows sum
+    to about 1 before top-k and top-p take their share away.
 
     `temperature`, above 0, divides the logits. `top_k` keeps the k most likely. `top_p` keeps the
     fewest most likely whose probabilities reach p, at least one ("nucleus", Holtzman et al. 2020).
     """
-    logits_BV = logits_BV.cpu().double()
+    logits_BV = logits_BV.double()
     highest = logits_BV.amax(dim=-1, keepdim=True)
     scaled = (logits_BV - highest) / sampling.temperature  # no overflow, however small it is
     probabilities_BV = softmax(scaled)
@@ -42,26 +44,31 @@ def next_token(
     given. Raises FloatingPointError for logits that are no finite numbers.
 
     At temperature 0 the most likely token is taken. Else it is the first at which the running sum
-    of probabilities passes a uniform number.
+    of probabilities passes a uniform number. Where that is done says `where_drawn`: CUDA sums in
+    another order, so a token may differ from the CPU's where the two meet within some 1e-14.
     """
-    if not logits_BV.isfinite().all():
-        raise FloatingPointError("the model's logits are not finite")
+    logits_BV = where_drawn(logits_BV)
     if sampling.temperature == 0:
-        return logits_BV.argmax(dim=-1).tolist()
-    running_BV = next_distribution(logits_BV, sampling).cumsum(dim=-1)
-    each = generators or [None] * len(logits_BV)
-    draws = [
-        torch.rand(1, generator=generator, dtype=torch.float64)
-        for _, generator in zip(logits_BV, each, strict=True)
-    ]
-    thresholds = torch.stack(draws) * running_BV[:, -1:]
-    return (running_BV > thresholds).int().argmax(dim=-1).tolist()
+        drawn = logits_BV.argmax(dim=-1)
+    else:
+        running_BV = next_distribution(logits_BV, sampling).cumsum(dim=-1)
+        each = generators or [None] * len(logits_BV)
+        draws = [
+            torch.rand(1, generator=generator, dtype=torch.float64)
+            for _, generator in zip(logits_BV, each, strict=True)
+        ]
+        thresholds = on_device(torch.stack(draws), logits_BV.device) * running_BV[:, -1:]
+        drawn = (running_BV > thresholds).int().argmax(dim=-1)
+    tokens = drawn.where(logits_BV.isfinite().all(dim=-1), -1).tolist()  # all is read in one copy
+    if -1 in tokens:
+        raise FloatingPointError("the model's logits are not finite")
+    return tokens
 
 
 def _pad(rows: list[list[int]], device: torch.device) -> Tensor:
     """tokens_BT: the rows one under the other, padded at the right."""
     longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    return on_device([row + [0] * (longest - len(row)) for row in rows], device)
 
 
 def _logits(model: GPT, rows: list[list[int]]) -> Tensor:
@@ -70,7 +77,7 @@ def _logits(model: GPT, rows: list[list[int]]) -> Tensor:
     lengths = [len(row) for row in rows]
     mask = model.mask(lengths if len(set(lengths)) > 1 else None)
     features_BTD = model.features(_pad(rows, device), mask)
-    last = torch.tensor(lengths, device=device) - 1
+    last = on_device(lengths, device) - 1
     return model.unembed(features_BTD[torch.arange(len(rows), device=device), last])
 
 
@@ -88,7 +95,9 @@ def _logits_with_cache(model: GPT, rows: list[list[int]], cache: KVCache) -> Ten
         model.features(_pad(unread, device), mask, part)
         if part is not cache:
             cache.replace(behind, part)
-    newest = torch.tensor([[tokens[-1]] for tokens in rows], device=device)
+    if isinstance(cache, StaticCache):
+        return cache.step(model, rows)
+    newest = on_device([tokens[-1:] for tokens in rows], device)
     return model.unembed(model.features(newest, cache=cache)[:, -1])
 
 
@@ -112,7 +121,7 @@ def generate(
     limit = model.config.context_length
     keep = max(1, limit // 2)
     rows = [list(prompt) for prompt in prompts]
-    cache = KVCache(len(rows), min(limit, max(map(len, rows)) + max_new_tokens))
+    cache = decoding_cache(model, len(rows), min(limit, max(map(len, rows)) + max_new_tokens))
     for _ in range(max_new_tokens):
         for index, row in enumerate(rows):
             if len(row) > limit:

@@ -1,4 +1,6 @@
-"""Many texts drawn a group at a time, as memory allows, and what is said where drawing fails."""
+"""A model opened for drawing, many texts drawn a group at a time, as memory allows, and what is
+said where drawing fails.
+"""
 
 import contextlib
 import gc
@@ -8,13 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from data.tokenizer import Tokenizer
 from errors import MachineError, UserError
 from model.attention import Mask
 from model.config import ModelConfig
 from model.fast_attention import holds_weights
+from model.fast_sampling import prepare_for_sampling
 from model.gpt import GPT
-from ops.checkpoint import OTHER
-from ops.device import DTYPES, is_out_of_memory
+from ops.checkpoint import OTHER, open_run, what_is_read
+from ops.device import (
+    DTYPES,
+    default_threads,
+    is_out_of_memory,
+    prefers_slabs,
+    resolve_device,
+    sampling_precision,
+)
 from ops.plan import limits
 
 SHARE = 0.5
@@ -23,6 +34,26 @@ MOST = {"cpu": 64, "cuda": 256}
 """Texts drawn at once where memory would hold more: a step is not much faster per text with more
 of them, and texts are shown when their group is done.
 """
+
+
+def open_to_draw(run: str, device: str, precision: str) -> tuple[GPT, Tokenizer, str, str]:
+    """The model of a run, laid out for drawing, its tokenizer, and what device and precision
+    "auto" became. Says on standard error which weights are read and, off the CPU, where texts are
+    drawn. Raises UserError.
+    """
+    device = resolve_device(device)
+    precision = sampling_precision(precision, device)
+    torch.set_num_threads(default_threads())
+    model, tokenizer, checkpoint = open_run(run, device)
+    print(what_is_read(run, checkpoint), file=sys.stderr)
+    if device != "cpu":
+        print(
+            f"note: texts are drawn on {device} in {precision}; where rounding decides they "
+            "differ from those of --device cpu with the same seed",
+            file=sys.stderr,
+        )
+    prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
+    return model, tokenizer, device, precision
 
 
 def row_bytes(
