@@ -33,7 +33,16 @@ import tyro
 from data.command_line import parse_options
 from data.locking import FolderLock
 from data.names import CORPORA, SHAKESPEARE, TokenizerName
-from data.split import Split, by_line, cut_end, plan_split, separator_bytes
+from data.prompts import read_escapes
+from data.split import (
+    Split,
+    by_line,
+    cut_end,
+    dropped_event,
+    plan_split,
+    separator_bytes,
+    split_on,
+)
 from errors import MachineError, UserError, run_command
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
 
 LATER_OPTIONS = {
     "lines": False,
+    "split_on": None,
     "borrowed": False,
     "unknown": "error",
     "format": "auto",
@@ -54,6 +64,7 @@ LATER_OPTIONS = {
 """What dataset.json leaves out at these values, so that it reads as it did before there were
 such options.
 """
+USUAL_DELIMITER = "<|endoftext|>"  # of TinyStories, web dumps and others
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
     f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
@@ -97,6 +108,10 @@ class Options:
     """replace a prepared folder"""
     lines: bool = False
     """each line is a document, as in a list of names: validation is lines drawn at random"""
+    split_on: str | None = None
+    r"""text that stands between two documents, such as '<|endoftext|>': it is dropped and counted;
+    \n, \t and \\ are read as newline, tab and backslash
+    """
     tokenizer_from: Path | None = None
     """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run"""
     unknown: Literal["error", "drop"] = "error"
@@ -115,6 +130,7 @@ class Options:
         kept["field"] = self.field or "text"
         later = {
             "lines": self.lines,
+            "split_on": self.split_on,
             "borrowed": self.tokenizer_from is not None,
             "unknown": self.unknown,
             "format": self.format,
@@ -127,6 +143,12 @@ class Options:
 
 
 # --- the first pass: count ---
+
+
+def delimiter(options: Options) -> str:
+    """What --split-on means, with line ends as the text has them once it is read; "" without."""
+    text = read_escapes(options.split_on or "")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Count:
@@ -145,6 +167,8 @@ class Count:
         """Of characters that hint at a fault."""
         self.blank = True
         """True as long as there was white space only."""
+        self.n_spelled = 0
+        """How often the text spells what usually stands between documents."""
 
     def add(self, document: int, text: str) -> None:
         if document == len(self.characters):
@@ -152,6 +176,7 @@ class Count:
         self.characters[document] += len(text)
         self.blank = self.blank and text.isspace()
         self.survey.add(text)
+        self.n_spelled += text.count(USUAL_DELIMITER)
         if self.alphabet is not None:
             self.alphabet.add(text)
         if self.lines is not None:
@@ -174,6 +199,8 @@ def read_documents(
     texts = corpus.documents(progress)
     if options.lines:
         texts = by_line(texts, corpus.events)
+    if options.split_on:
+        texts = split_on(texts, delimiter(options), corpus.events)
     return texts if unknown is None else unknown.leave_out(texts)
 
 
@@ -208,6 +235,11 @@ def count(
         unknown.check(corpus.name, str(options.tokenizer_from), n_symbols)
     if counted.blank:
         raise UserError(_no_text(corpus, counted, unknown))
+    if options.split_on and not corpus.events[dropped_event(delimiter(options))]:
+        raise UserError(
+            f"--split-on {options.split_on!r}: {corpus.name} never says that in "
+            f"{sum(counted.characters):,} characters; spell it as the text does, or leave it out"
+        )
     if counted.alphabet is not None:
         tokenizer = tk.CharTokenizer(counted.alphabet.symbols(), options.separator)
     return counted, tokenizer
@@ -514,6 +546,13 @@ def _prepare_into(
     for line in [*corpus.report(), *counted.survey.report()]:
         print(line)
     _note_order(dataset, counted, options)
+    if counted.n_spelled:
+        print(
+            f"note: the text spells {USUAL_DELIMITER} {counted.n_spelled:,} times, which is "
+            f"ordinary text here: --split-on '{USUAL_DELIMITER}' makes documents of what stands "
+            "between",
+            file=sys.stderr,
+        )
     if tokenizer.has_cut_runs:
         print(
             "note: runs of characters without a break, as in a genome, were cut into pieces before "
@@ -550,6 +589,15 @@ def _check(options: Options) -> None:
     if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
         raise UserError(
             f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
+        )
+    if options.split_on is not None and not options.split_on:
+        raise UserError(
+            "--split-on is empty: name the text between two documents, as '<|endoftext|>', or "
+            "leave it out"
+        )
+    if options.split_on and options.lines:
+        raise UserError(
+            "--split-on and --lines both say where documents end: leave one of them out"
         )
     if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
         raise UserError(
