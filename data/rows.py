@@ -16,20 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from data.compression import Readable
 from errors import UserError
 
 LARGEST_ROW = 1 << 27  # characters: more is a bracket or quote that is never closed
 LINES_LOOKED_AT = 20
-
-
-class Readable(Protocol):
-    """What a document is read from: anything with `read`."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; all that are left if it is negative."""
-        ...
 
 
 class Broken(Exception):

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("model", "data", "configs", "training", "ops", "viz")
 COMMANDS = ("train.py", "sample.py", "attention_map.py")
-DATA = ("tiktoken", "rustbpe", "pyarrow")
+DATA = ("tiktoken", "rustbpe", "pyarrow", "compression", "zstandard", "datasets")
 RUN = ("numpy", "torch", "tqdm", "tyro", "wandb", "matplotlib")
 
 ALLOWED = {
