@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -110,7 +110,7 @@ class Corpus:
         """The field that the user named; there must be a source with fields then."""
         self.field = field or DEFAULT_FIELD
         self.format = format
-        """auto: by content; text, jsonl or csv: all but Parquet is that."""
+        """auto: by content; text, jsonl, csv or tsv: all but Parquet is that."""
         self.skip_broken = skip_broken
         self.first_broken = ""
         """Where the first broken row was that the latest pass skipped, and what was wrong."""
@@ -231,6 +231,8 @@ class Corpus:
         is_whole = len(head) < HEAD_BYTES
         suffix = f".{self.format}" if self.format != "auto" else suffix_of(file)
         syntax = recognise_syntax(text, is_whole, suffix, self.asked_field)
+        if self.format == "tsv" and syntax.kind == "csv":
+            syntax = replace(syntax, has_quotes=False)
         if syntax.kind == "csv" and self.asked_field is None:
             columns = ", ".join(syntax.columns)[:200]
             raise UserError(

@@ -32,7 +32,7 @@ import tyro
 
 from data.command_line import parse_options
 from data.locking import FolderLock
-from data.names import CORPORA, SHAKESPEARE, TokenizerName
+from data.names import CORPORA, SHAKESPEARE, PatternName, TokenizerName
 from data.prompts import read_escapes
 from data.split import (
     Split,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from data.vocabulary import UnknownCharacters
 
 LATER_OPTIONS = {
+    "pattern": "gpt4",
     "lines": False,
     "split_on": None,
     "borrowed": False,
@@ -83,19 +84,23 @@ class Options:
     """char: one id per character; byte: UTF-8; bpe: trained on the corpus; gpt2: GPT-2's own"""
     vocab_size: int = 4096
     """bpe only: ids in all, the separator among them"""
+    pattern: PatternName = "gpt4"
+    """bpe only: how text is cut into pieces before pairs are merged, as by GPT-4 (digits in threes)
+    or as by GPT-2
+    """
     val_fraction: float = 0.1
     """share of the text kept for validation"""
     out: Path | None = None
     """folder to write (data/prepared/CORPUS-TOKENIZER unless given)"""
     separator: bool = False
     """put a separator id between documents with char and byte too, as bpe and gpt2 always do"""
-    field: str | None = None
+    field: Annotated[str | None, tyro.conf.arg(aliases=["--column"])] = None
     """the field of JSON or column of Parquet or CSV that holds the text (unless given: text; CSV is
     read only if it is given)
     """
-    format: Literal["auto", "text", "jsonl", "csv"] = "auto"
+    format: Literal["auto", "text", "jsonl", "csv", "tsv"] = "auto"
     """auto: files are recognised by their content; text: each is plain text, whatever it looks
-    like; jsonl, csv: each is that
+    like; jsonl, csv: each is that; tsv: tabs between cells, and quotes are ordinary characters
     """
     skip_broken: bool = False
     """skip broken rows of JSON, CSV and Parquet, and count them, in place of stopping at the first
@@ -129,6 +134,7 @@ class Options:
         kept = {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
         kept["field"] = self.field or "text"
         later = {
+            "pattern": self.pattern,
             "lines": self.lines,
             "split_on": self.split_on,
             "borrowed": self.tokenizer_from is not None,
@@ -226,7 +232,9 @@ def count(
         documents = read_documents(options, corpus, bar.update, unknown)
         if options.tokenizer == "bpe" and not borrowed:
             short = tk.safe_chunks(counted.watch(documents), 1 << 16)
-            tokenizer = tk.train_bpe((text for _, text in short), options.vocab_size)
+            tokenizer = tk.train_bpe(
+                (text for _, text in short), options.vocab_size, options.pattern
+            )
         else:
             for document, text in documents:
                 counted.add(document, text)
@@ -586,10 +594,8 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does"
         )
-    if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
-        raise UserError(
-            f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
-        )
+    _check_of_bpe(options, "vocab_size", "the size")
+    _check_of_bpe(options, "pattern", "the pattern")
     if options.split_on is not None and not options.split_on:
         raise UserError(
             "--split-on is empty: name the text between two documents, as '<|endoftext|>', or "
@@ -599,15 +605,25 @@ def _check(options: Options) -> None:
         raise UserError(
             "--split-on and --lines both say where documents end: leave one of them out"
         )
-    if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
-        raise UserError(
-            "--vocab-size is for --tokenizer bpe alone: "
-            f"the size of {options.tokenizer} follows from what it is"
-        )
     if options.tokenizer_from is None and options.unknown == "drop":
         raise UserError(
             "--unknown drop is for --tokenizer-from alone: "
             "a vocabulary made of the text lacks nothing of it"
+        )
+
+
+def _check_of_bpe(options: Options, name: str, what: str) -> None:
+    """UserError where an option is given that is for training a BPE, and none is trained."""
+    value = getattr(options, name)
+    if value == getattr(Options, name):
+        return
+    flag = f"--{name.replace('_', '-')}"
+    if options.tokenizer_from is not None:
+        raise UserError(f"{flag} {value}: leave it out, as --tokenizer-from decides it")
+    if options.tokenizer != "bpe":
+        raise UserError(
+            f"{flag} is for --tokenizer bpe alone: {what} of {options.tokenizer} follows from what "
+            "it is"
         )
 
 

@@ -358,6 +358,7 @@ def test_a_folder_from_before_an_option_had_its_default(poem, tmp_path):
         (b"ab" * 50, ["--val-fraction", "0"], "--val-fraction 0.0"),
         (b"ab" * 50, ["--val-fraction", "nan"], "--val-fraction nan"),
         (b"ab" * 50, ["--vocab-size", "500"], "--vocab-size is for --tokenizer bpe"),
+        (b"ab" * 50, ["--pattern", "gpt2"], "--pattern is for --tokenizer bpe"),
         (b"ab" * 50, ["--tokenizer", "bpe", "--vocab-size", "256"], "257"),
         (b"ab" * 50, ["--tokenizer", "bpe", "--vocab-size", "0"], "257"),
         (b"ab" * 50, ["--tokenizer", "bpe", "--vocab-size", "-5"], "257"),
