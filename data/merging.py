@@ -49,7 +49,9 @@ def main() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
     trainer = rustbpe.Tokenizer()
     texts = read_texts(sys.stdin.buffer)
-    trainer.train_from_iterator(texts, asked["n_tokens"], buffer_size=256, pattern=asked["pattern"])
+    trainer.train_from_iterator(
+        texts, asked["n_tokens"], buffer_size=256, pattern=asked.get("pattern")
+    )
     ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
     tokens = [base64.b64encode(bytes(token)).decode() for token, _ in ranked]
     json.dump({"pattern": trainer.get_pattern(), "tokens": tokens}, sys.stdout)
