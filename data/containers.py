@@ -1,18 +1,19 @@
 """What a file is by its first bytes, whatever its name, where that is no plain text: compressed,
 packed, or a document of another program. Each is named with the command that makes text of it.
 
-gzip and Parquet are recognised too, but not refused: `data.documents` reads them.
+What compresses one file is recognised too, and refused only where `data.compression` can't read it;
+Parquet is read by `data.documents`.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errors import UserError
 
-GZIP = b"\x1f\x8b"
 PARQUET = re.compile(rb"PAR1[\0-\x1f]")
 HEAD_BYTES = 1 << 16  # of a file, that are looked at
 
@@ -26,6 +27,8 @@ class Container:
     """The command that makes text of FILE, on standard output; "-" for FILE is standard input."""
     remedy: str = ""
     """What to do where no command of one line is enough."""
+    needs: str = ""
+    """What would read it here."""
     is_text: bool = False
     """Whether it may be taken for plain text, if the user says so."""
 
@@ -34,6 +37,7 @@ class Container:
         return self.remedy.replace("FILE", file)
 
 
+ZSTD = "or pip install zstandard, with which it is read as it is"
 WEIGHTS = "train on text; this holds numbers or objects"
 PICTURE = "train on text; tesseract and other OCR read it from pictures"
 SOUND = "train on text; this is sound or film"
@@ -60,7 +64,7 @@ SIGNATURES = tuple(
     for pattern, container in (
         (
             rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-            Container("compressed with zstd", "zstd -dc FILE"),
+            Container("compressed with zstd", "zstd -dc FILE", needs=ZSTD),
         ),
         (rb"\xfd7zXZ\0", Container("compressed with xz", "xz -dc FILE")),
         (rb"\x5d\0\0.{2}[\0\xff]", Container("compressed with LZMA", "xz -dc --format=lzma FILE")),
@@ -126,19 +130,24 @@ def recognise(head: bytes) -> Container | None:
     return None
 
 
-def refuse(name: str, container: Container, n_gzips: int = 0) -> UserError:
-    """The error for a file of that kind, with the way out; `n_gzips` are around it already."""
+def refuse(name: str, container: Container, layers: Sequence[tuple[str, str]] = ()) -> UserError:
+    """The error for a file of that kind, with the way out. `layers`: the name of each compression
+    around it that was undone already, and the command that undoes it.
+    """
     file = "FILE" if name == "stdin" else shlex.quote(name)
-    if TAR_NAME.search(name.lower()) and container is not TAR and not n_gzips:
+    if TAR_NAME.search(name.lower()) and container is not TAR and not layers:
         # Piped through, it would only be a tar archive then.
         return UserError(f"{name} is {container.name}, a tar archive inside: {TAR.way(file)}")
-    inside = " inside gzip" if n_gzips else ""
+    inside = "".join(f" inside {layer}" for layer, _ in reversed(layers))
     error = f"{name} is {container.name}{inside}, which is not read"
     if container.to_text:
-        command = container.to_text.replace("FILE", "-" if n_gzips else file)
-        if n_gzips:
-            command = f"gzip -dc < {file} | {command}"
-        way = f"{command} | python -m data.prepare -"
+        commands = [command for _, command in layers]
+        if commands:
+            commands[0] += f" < {file}"
+        command = container.to_text.replace("FILE", "-" if layers else file)
+        way = " | ".join([*commands, command, "python -m data.prepare -"])
+        if container.needs:
+            way += f" ({container.needs})"
     else:
         way = container.way(file)
     if container.is_text:

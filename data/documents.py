@@ -1,8 +1,8 @@
 """Files read as a stream of documents: one policy for all text, reported when it acts.
 
-* What a file is, its first bytes say, not its name: gzip and Parquet are read, other containers
-  named and refused (`data.containers`), JSON and CSV recognised (`data.rows`). `--format` overrules
-  that.
+* What a file is, its first bytes say, not its name: compressed text (`data.compression`) and
+  Parquet are read, other containers named and refused (`data.containers`), JSON and CSV recognised
+  (`data.rows`). `--format` overrules that.
 * UTF-8, strictly, whatever the locale; `--encoding` says otherwise. A byte-order mark is dropped,
   and tells UTF-16 and UTF-32. Bytes that do not decode end the reading, with file, offset, byte and
   the encodings it may be (`data.encodings`): nothing is replaced or skipped in silence.
@@ -18,8 +18,8 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
+import lzma
 import re
 import shlex
 import zlib
@@ -27,16 +27,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from data.containers import GZIP, HEAD_BYTES, PARQUET, recognise, refuse
+from data.compression import Peeked, Readable, unpacked, without_suffix
+from data.containers import HEAD_BYTES, PARQUET, recognise, refuse
 from data.encodings import SAMPLE_BYTES, Reading, damaged_utf8, is_utf8, likely_encodings
 from data.rows import (
     TEXT,
     Broken,
-    Readable,
     Row,
     Syntax,
     csv_rows,
@@ -110,12 +110,12 @@ class Corpus:
         """The field that the user named; there must be a source with fields then."""
         self.field = field or DEFAULT_FIELD
         self.format = format
-        """auto: by content; text, jsonl or csv: all but Parquet is that."""
+        """auto: by content; text, jsonl, csv or tsv: all but Parquet is that."""
         self.skip_broken = skip_broken
         self.first_broken = ""
         """Where the first broken row was that the latest pass skipped, and what was wrong."""
         self.encoding = encoding or "utf-8"
-        self.name = "+".join(Path(source.name.removesuffix(".gz")).stem for source in sources)[:80]
+        self.name = "+".join(Path(without_suffix(source.name)).stem for source in sources)[:80]
         self.events: Counter[str] = Counter()
         """What the policy did in the latest pass, in words, and how often."""
         self.records: list[dict] = []
@@ -181,7 +181,7 @@ class Corpus:
         files = [file for source in self.sources for file in source.files]
         for file in files:
             with reading(file.name), file.open() as raw:
-                stream = unpacked(file, raw)[0]
+                stream = unpacked(file.name, raw)[0]
                 if self._has_fields(file, stream):
                     return
         raise UserError(
@@ -198,11 +198,11 @@ class Corpus:
 
     def _read(self, file: File, raw: Readable) -> Iterable[Iterable[str]]:
         """Yield each document of a file as its chunks."""
-        stream, n_gzips = unpacked(file, raw)
+        stream, layers = unpacked(file.name, raw)
         head = stream.peek(HEAD_BYTES)
         container = recognise(head)
         if container and not (container.is_text and self.format == "text"):
-            raise refuse(file.name, container, n_gzips)
+            raise refuse(file.name, container, [(one.name, one.command) for one in layers])
         if is_parquet(file, head):
             return self._rows(file, "row", parquet_rows(stream, self.field, file.name))
         syntax = self._syntax(file, head)
@@ -231,6 +231,8 @@ class Corpus:
         is_whole = len(head) < HEAD_BYTES
         suffix = f".{self.format}" if self.format != "auto" else suffix_of(file)
         syntax = recognise_syntax(text, is_whole, suffix, self.asked_field)
+        if self.format == "tsv" and syntax.kind == "csv":
+            syntax = replace(syntax, has_quotes=False)
         if syntax.kind == "csv" and self.asked_field is None:
             columns = ", ".join(syntax.columns)[:200]
             raise UserError(
@@ -346,56 +348,13 @@ class Corpus:
 
 
 def suffix_of(file: File) -> str:
-    """The end of a file's name, in lower case, without .gz."""
-    return Path(file.name.lower().removesuffix(".gz")).suffix
+    """The end of a file's name, in lower case, without that of a compression."""
+    return Path(without_suffix(file.name).lower()).suffix
 
 
 def is_parquet(file: File, head: bytes) -> bool:
     """Whether a file is Parquet, by its first bytes or its name."""
     return PARQUET.match(head) is not None or suffix_of(file) == ".parquet"
-
-
-def unpacked(file: File, raw: Readable) -> tuple[Peeked, int]:
-    """The content of a file that may be gzipped, whatever its name, and how often it was. Raises
-    OSError where it is named .gz and something else.
-    """
-    stream = Peeked(raw)
-    n_gzips = 0
-    while stream.peek(len(GZIP)).startswith(GZIP) and n_gzips < 3:
-        file_object: Any = stream  # gzip needs no more of it than `read`
-        stream = Peeked(gzip.GzipFile(fileobj=file_object))
-        n_gzips += 1
-    head = stream.peek(HEAD_BYTES)
-    if file.name.lower().endswith(".gz") and head and not n_gzips and not recognise(head):
-        raise gzip.BadGzipFile("it is named .gz and is not gzipped; rename it if it is text")
-    return stream, n_gzips
-
-
-class Peeked:
-    """A stream of which what comes next can be looked at before it is read."""
-
-    def __init__(self, stream: Readable):
-        self._stream = stream
-        self._held = b""
-
-    def peek(self, size: int) -> bytes:
-        """The next `size` bytes; fewer at the end of the stream."""
-        while len(self._held) < size:
-            chunk = self._stream.read(size - len(self._held))
-            if not chunk:
-                break
-            self._held += chunk
-        return self._held[:size]
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes; all that are left if it is negative."""
-        if not self._held:
-            return self._stream.read(size)
-        if size < 0:
-            size = len(self._held)
-        chunk = self._held[:size]
-        self._held = self._held[size:]
-        return chunk
 
 
 class Place:
@@ -543,6 +502,6 @@ def reading(name: str) -> Iterator[None]:
     """Turns the errors of reading `name` into a UserError."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {name}: {reason}") from None

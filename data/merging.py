@@ -4,8 +4,9 @@
 rustbpe holds Python's lock from the first merge to the last, which may take minutes; in its own
 process it leaves Ctrl-C to the one that waits for it. Imports nothing of this project.
 
-In comes a line of JSON, {"n_tokens": ...}, then each text as its length, four bytes, and its UTF-8;
-a length of `END` ends them. Out goes {"pattern": ..., "tokens": [base64, ...]}, in order of rank.
+In comes a line of JSON, {"n_tokens": ..., "pattern": ...}, then each text as its length, four
+bytes, and its UTF-8; a length of `END` ends them. Out goes {"pattern": ..., "tokens": [base64,
+...]}, in order of rank.
 """
 
 import base64
@@ -45,9 +46,12 @@ def main() -> None:
     die_with_parent()
     import rustbpe
 
-    n_tokens = json.loads(sys.stdin.buffer.readline())["n_tokens"]
+    asked = json.loads(sys.stdin.buffer.readline())
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(read_texts(sys.stdin.buffer), n_tokens, buffer_size=256)
+    texts = read_texts(sys.stdin.buffer)
+    trainer.train_from_iterator(
+        texts, asked["n_tokens"], buffer_size=256, pattern=asked.get("pattern")
+    )
     ranked = sorted(trainer.get_mergeable_ranks(), key=lambda item: item[1])
     tokens = [base64.b64encode(bytes(token)).decode() for token, _ in ranked]
     json.dump({"pattern": trainer.get_pattern(), "tokens": tokens}, sys.stdout)

@@ -9,6 +9,9 @@ from typing import Literal, get_args
 TokenizerName = Literal["char", "byte", "bpe", "gpt2"]
 TOKENIZERS: tuple[str, ...] = get_args(TokenizerName)
 
+PatternName = Literal["gpt4", "gpt2"]
+"""How text is cut into pieces before a BPE merges anything."""
+
 SHAKESPEARE = "shakespeare"
 TINYSHAKESPEARE = "tinyshakespeare"
 STDLIB = "stdlib"

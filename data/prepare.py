@@ -32,8 +32,17 @@ import tyro
 
 from data.command_line import parse_options
 from data.locking import FolderLock
-from data.names import CORPORA, SHAKESPEARE, TokenizerName
-from data.split import Split, by_line, cut_end, plan_split, separator_bytes
+from data.names import CORPORA, SHAKESPEARE, PatternName, TokenizerName
+from data.prompts import read_escapes
+from data.split import (
+    Split,
+    by_line,
+    cut_end,
+    dropped_event,
+    plan_split,
+    separator_bytes,
+    split_on,
+)
 from errors import MachineError, UserError, run_command
 
 if TYPE_CHECKING:
@@ -45,7 +54,9 @@ if TYPE_CHECKING:
     from data.vocabulary import UnknownCharacters
 
 LATER_OPTIONS = {
+    "pattern": "gpt4",
     "lines": False,
+    "split_on": None,
     "borrowed": False,
     "unknown": "error",
     "format": "auto",
@@ -54,6 +65,7 @@ LATER_OPTIONS = {
 """What dataset.json leaves out at these values, so that it reads as it did before there were
 such options.
 """
+USUAL_DELIMITER = "<|endoftext|>"  # of TinyStories, web dumps and others
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
     f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
@@ -72,19 +84,23 @@ class Options:
     """char: one id per character; byte: UTF-8; bpe: trained on the corpus; gpt2: GPT-2's own"""
     vocab_size: int = 4096
     """bpe only: ids in all, the separator among them"""
+    pattern: PatternName = "gpt4"
+    """bpe only: how text is cut into pieces before pairs are merged, as by GPT-4 (digits in threes)
+    or as by GPT-2
+    """
     val_fraction: float = 0.1
     """share of the text kept for validation"""
     out: Path | None = None
     """folder to write (data/prepared/CORPUS-TOKENIZER unless given)"""
     separator: bool = False
     """put a separator id between documents with char and byte too, as bpe and gpt2 always do"""
-    field: str | None = None
+    field: Annotated[str | None, tyro.conf.arg(aliases=["--column"])] = None
     """the field of JSON or column of Parquet or CSV that holds the text (unless given: text; CSV is
     read only if it is given)
     """
-    format: Literal["auto", "text", "jsonl", "csv"] = "auto"
+    format: Literal["auto", "text", "jsonl", "csv", "tsv"] = "auto"
     """auto: files are recognised by their content; text: each is plain text, whatever it looks
-    like; jsonl, csv: each is that
+    like; jsonl, csv: each is that; tsv: tabs between cells, and quotes are ordinary characters
     """
     skip_broken: bool = False
     """skip broken rows of JSON, CSV and Parquet, and count them, in place of stopping at the first
@@ -97,6 +113,10 @@ class Options:
     """replace a prepared folder"""
     lines: bool = False
     """each line is a document, as in a list of names: validation is lines drawn at random"""
+    split_on: str | None = None
+    r"""text that stands between two documents, such as '<|endoftext|>': it is dropped and counted;
+    \n, \t and \\ are read as newline, tab and backslash
+    """
     tokenizer_from: Path | None = None
     """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run"""
     unknown: Literal["error", "drop"] = "error"
@@ -114,7 +134,9 @@ class Options:
         kept = {"vocab_size": vocab_size, **{name: getattr(self, name) for name in names}}
         kept["field"] = self.field or "text"
         later = {
+            "pattern": self.pattern,
             "lines": self.lines,
+            "split_on": self.split_on,
             "borrowed": self.tokenizer_from is not None,
             "unknown": self.unknown,
             "format": self.format,
@@ -127,6 +149,12 @@ class Options:
 
 
 # --- the first pass: count ---
+
+
+def delimiter(options: Options) -> str:
+    """What --split-on means, with line ends as the text has them once it is read; "" without."""
+    text = read_escapes(options.split_on or "")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Count:
@@ -145,6 +173,8 @@ class Count:
         """Of characters that hint at a fault."""
         self.blank = True
         """True as long as there was white space only."""
+        self.n_spelled = 0
+        """How often the text spells what usually stands between documents."""
 
     def add(self, document: int, text: str) -> None:
         if document == len(self.characters):
@@ -152,6 +182,7 @@ class Count:
         self.characters[document] += len(text)
         self.blank = self.blank and text.isspace()
         self.survey.add(text)
+        self.n_spelled += text.count(USUAL_DELIMITER)
         if self.alphabet is not None:
             self.alphabet.add(text)
         if self.lines is not None:
@@ -174,6 +205,8 @@ def read_documents(
     texts = corpus.documents(progress)
     if options.lines:
         texts = by_line(texts, corpus.events)
+    if options.split_on:
+        texts = split_on(texts, delimiter(options), corpus.events)
     return texts if unknown is None else unknown.leave_out(texts)
 
 
@@ -199,7 +232,9 @@ def count(
         documents = read_documents(options, corpus, bar.update, unknown)
         if options.tokenizer == "bpe" and not borrowed:
             short = tk.safe_chunks(counted.watch(documents), 1 << 16)
-            tokenizer = tk.train_bpe((text for _, text in short), options.vocab_size)
+            tokenizer = tk.train_bpe(
+                (text for _, text in short), options.vocab_size, options.pattern
+            )
         else:
             for document, text in documents:
                 counted.add(document, text)
@@ -208,6 +243,11 @@ def count(
         unknown.check(corpus.name, str(options.tokenizer_from), n_symbols)
     if counted.blank:
         raise UserError(_no_text(corpus, counted, unknown))
+    if options.split_on and not corpus.events[dropped_event(delimiter(options))]:
+        raise UserError(
+            f"--split-on {options.split_on!r}: {corpus.name} never says that in "
+            f"{sum(counted.characters):,} characters; spell it as the text does, or leave it out"
+        )
     if counted.alphabet is not None:
         tokenizer = tk.CharTokenizer(counted.alphabet.symbols(), options.separator)
     return counted, tokenizer
@@ -514,6 +554,13 @@ def _prepare_into(
     for line in [*corpus.report(), *counted.survey.report()]:
         print(line)
     _note_order(dataset, counted, options)
+    if counted.n_spelled:
+        print(
+            f"note: the text spells {USUAL_DELIMITER} {counted.n_spelled:,} times, which is "
+            f"ordinary text here: --split-on '{USUAL_DELIMITER}' makes documents of what stands "
+            "between",
+            file=sys.stderr,
+        )
     if tokenizer.has_cut_runs:
         print(
             "note: runs of characters without a break, as in a genome, were cut into pieces before "
@@ -547,19 +594,36 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--val-fraction {options.val_fraction} must lie between 0 and 1, as 0.1 does"
         )
-    if options.tokenizer_from is not None and options.vocab_size != Options.vocab_size:
+    _check_of_bpe(options, "vocab_size", "the size")
+    _check_of_bpe(options, "pattern", "the pattern")
+    if options.split_on is not None and not options.split_on:
         raise UserError(
-            f"--vocab-size {options.vocab_size}: leave it out, as --tokenizer-from decides it"
+            "--split-on is empty: name the text between two documents, as '<|endoftext|>', or "
+            "leave it out"
         )
-    if options.vocab_size != Options.vocab_size and options.tokenizer != "bpe":
+    if options.split_on and options.lines:
         raise UserError(
-            "--vocab-size is for --tokenizer bpe alone: "
-            f"the size of {options.tokenizer} follows from what it is"
+            "--split-on and --lines both say where documents end: leave one of them out"
         )
     if options.tokenizer_from is None and options.unknown == "drop":
         raise UserError(
             "--unknown drop is for --tokenizer-from alone: "
             "a vocabulary made of the text lacks nothing of it"
+        )
+
+
+def _check_of_bpe(options: Options, name: str, what: str) -> None:
+    """UserError where an option is given that is for training a BPE, and none is trained."""
+    value = getattr(options, name)
+    if value == getattr(Options, name):
+        return
+    flag = f"--{name.replace('_', '-')}"
+    if options.tokenizer_from is not None:
+        raise UserError(f"{flag} {value}: leave it out, as --tokenizer-from decides it")
+    if options.tokenizer != "bpe":
+        raise UserError(
+            f"{flag} is for --tokenizer bpe alone: {what} of {options.tokenizer} follows from what "
+            "it is"
         )
 
 

@@ -16,20 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from data.compression import Readable
 from errors import UserError
 
 LARGEST_ROW = 1 << 27  # characters: more is a bracket or quote that is never closed
 LINES_LOOKED_AT = 20
-
-
-class Readable(Protocol):
-    """What a document is read from: anything with `read`."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; all that are left if it is negative."""
-        ...
 
 
 class Broken(Exception):
@@ -52,6 +45,8 @@ class Syntax:
     """of CSV, or the fields of the only object of a file"""
     delimiter: str = ""
     """of CSV"""
+    has_quotes: bool = True
+    """of CSV: whether quotes hold a cell together, or are ordinary characters"""
     longest: str = ""
     """the column of CSV with the longest cells: the text, probably"""
     is_lone_object: bool = False
@@ -178,7 +173,7 @@ def recognise_csv(head: str, is_whole: bool, suffix: str, field: str | None) -> 
     sizes = [sum(map(len, cells)) for cells in itertools.zip_longest(*rows[1:], fillvalue="")]
     sizes = (sizes + [0] * n_columns)[:n_columns]
     longest = syntax.columns[sizes.index(max(sizes))]
-    return Syntax("csv", syntax.columns, syntax.delimiter, longest)
+    return Syntax("csv", syntax.columns, syntax.delimiter, longest=longest)
 
 
 def _first_rows(head: str, is_whole: bool, delimiter: str) -> list[list[str]]:
@@ -368,16 +363,18 @@ def csv_rows(texts: Iterable[str], field: str, name: str, syntax: Syntax) -> Ite
     """The rows of CSV below its header. UserError where the header lacks the field."""
     csv.field_size_limit(LARGEST_ROW)
     lines = (f"{line}\n" for line in lines_of(texts))
-    reader = csv.reader(lines, delimiter=syntax.delimiter or ",", strict=True)
+    quoting: Any = csv.QUOTE_MINIMAL if syntax.has_quotes else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=syntax.delimiter or ",", strict=True, quoting=quoting)
     written = filter(None, reader)  # an empty line is no row
     header = [cell.strip() for cell in next(written, [])]
     if [cell.lower() for cell in header] == ["sep=", ""]:  # see _EXCEL
         header = [cell.strip() for cell in next(written, [])]
     if header.count(field) != 1:
         columns = ", ".join(header)[:200]
-        twice = " once" if field in header else ""
+        n_found = header.count(field)
+        wrong = f"{n_found} columns named {field!r}" if n_found else f"no column {field!r}"
         raise UserError(
-            f"{name}: no column {field!r}{twice}; columns found: {columns} (--field)\n"
+            f"{name}: {wrong}; columns found: {columns} (--field)\n"
             "--format text takes it as plain text"
         )
     place = header.index(field)
@@ -388,7 +385,10 @@ def csv_rows(texts: Iterable[str], field: str, name: str, syntax: Syntax) -> Ite
         except StopIteration:
             return
         except csv.Error as error:
-            yield number, Broken(f"not CSV ({error})")
+            way = ""
+            if syntax.delimiter == "\t" and syntax.has_quotes:
+                way = "; --format tsv takes quotes as they stand"
+            yield number, Broken(f"not CSV ({error}){way}")
             continue
         if len(row) == len(header):
             yield number, row[place]

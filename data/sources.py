@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from data import plays
+from data.compression import Compression, unpacked
 from data.containers import HEAD_BYTES, Container, recognise, refuse
-from data.documents import BOMS, Corpus, File, Source, is_parquet, reading, unpacked
+from data.documents import BOMS, Corpus, File, Source, is_parquet, reading
 from data.names import CORPORA, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
 from errors import UserError
 
@@ -104,32 +105,33 @@ def _folder(name: str, root: Path, suffix: str = "", without: Sequence[str] = ()
             if path.is_symlink() or not path.is_file():
                 continue
             file = _file(path, path.relative_to(root).as_posix(), is_named=False)
-            is_binary, container, n_gzips = _look_at(file)
+            is_binary, container, layers = _look_at(file)
             if not is_binary:
                 files.append(file)
                 continue
             n_binary += 1
             if container:
                 packed[container.name] = packed.get(container.name, 0) + 1
-                way_out = way_out or f"\n{refuse(file.name, container, n_gzips)}"
+                undone = [(one.name, one.command) for one in layers]
+                way_out = way_out or f"\n{refuse(file.name, container, undone)}"
     if not files:
         raise UserError(f"{root} holds no text file ({n_binary} binary files skipped){way_out}")
     return Source(name, sorted(files, key=lambda file: file.key), n_binary, packed)
 
 
-def _look_at(file: File) -> tuple[bool, Container | None, int]:
+def _look_at(file: File) -> tuple[bool, Container | None, list[Compression]]:
     """Of a file in a folder: whether it is taken for binary, which kind of container it is if it is
-    known, and how often it was gzipped.
+    known, and how it was compressed.
     """
     with reading(file.name), file.open() as raw:
-        stream, n_gzips = unpacked(file, raw)
+        stream, layers = unpacked(file.name, raw)
         head = stream.peek(HEAD_BYTES)
     container = recognise(head)
     if container and not container.is_text:
-        return True, container, n_gzips
+        return True, container, layers
     has_nul = b"\0" in head[:8000]
     is_binary = has_nul and not is_parquet(file, head) and not head.startswith(tuple(BOMS))
-    return is_binary, None, n_gzips
+    return is_binary, None, layers
 
 
 # --- named corpora ---

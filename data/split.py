@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from data.tokenizer import Tokenizer
 
+BLANK_DOCUMENTS = "documents of white space left out"
 NEAR = 0.01  # of all characters: as near to the share asked for as whole documents have to come
 
 
@@ -100,6 +101,67 @@ def by_line(texts: Iterable[tuple[int, str]], events: Counter[str]) -> Iterator[
                 number += 1
             elif line:
                 events["lines of white space left out"] += 1
+
+
+def dropped_event(delimiter: str) -> str:
+    """What `split_on` counts delimiters under."""
+    return f"delimiters {delimiter!r} dropped"
+
+
+def split_on(
+    texts: Iterable[tuple[int, str]], delimiter: str, events: Counter[str]
+) -> Iterator[tuple[int, str]]:
+    """Make a document of what stands between two delimiters: yield (number, chunk of its text).
+
+    The delimiter is dropped and nothing else is: documents are those of `str.split`. Those of white
+    space alone are left out. Both are counted in `events`. `texts`: (document, chunk of its text);
+    the end of each is the end of a document too, and a delimiter that ends in a newline may lack
+    that there. No more is held than a chunk, and white space that a document begins with.
+    """
+    dropped = dropped_event(delimiter)
+    events[dropped] = 0  # so that it is reported before what follows from it
+    number = 0
+    for _, chunks in groupby(texts, key=itemgetter(0)):
+        has_begun = False
+        blank: list[str] = []  # white space that belongs to the next document, if there is one
+        for part, is_end in _parts((text for _, text in chunks), delimiter):
+            if has_begun or not part or part.isspace():
+                beginning = ""
+            else:
+                has_begun = True
+                beginning = "".join(blank)
+                if (beginning + part).startswith("\n") and not delimiter.endswith("\n"):
+                    way = repr(delimiter + "\n")
+                    events[f"of the documents begin with a line end (--split-on {way})"] += 1
+            if has_begun and part:
+                yield number, beginning + part
+            elif part:
+                blank.append(part)
+            if is_end:
+                events[dropped] += 1
+                events[BLANK_DOCUMENTS] += not has_begun
+                number += has_begun
+                has_begun = False
+                blank.clear()
+        events[BLANK_DOCUMENTS] += bool(blank) and not has_begun
+        number += has_begun
+
+
+def _parts(chunks: Iterable[str], delimiter: str) -> Iterator[tuple[str, bool]]:
+    """Yield (part of a text, whether a delimiter ends it)."""
+    n_held = len(delimiter) - 1  # characters that may be the beginning of a delimiter
+    held = ""
+    for chunk in chunks:
+        *parts, rest = (held + chunk).split(delimiter)
+        for part in parts:
+            yield part, True
+        certain = max(0, len(rest) - n_held)
+        yield rest[:certain], False
+        held = rest[certain:]
+    if held and delimiter == held + "\n":
+        yield "", True
+    else:
+        yield held, False
 
 
 # --- after encoding: tokens ---

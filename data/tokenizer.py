@@ -30,10 +30,10 @@ from typing import IO
 
 import numpy as np
 
-from data import merging
+from data import merging, patterns
 from data.characters import known_forms
 from data.foreign import open_reader, word_bytes
-from data.names import TOKENIZERS
+from data.names import TOKENIZERS, PatternName
 from errors import MachineError, UserError
 from machine import usable_cpus
 
@@ -364,25 +364,26 @@ def load_tokenizer(spec: dict) -> Tokenizer:
     raise UserError(f"unknown tokenizer {kind!r}; this program knows {known}")
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pattern: PatternName = "gpt4") -> BPETokenizer:
     """Train a BPE on `texts` and make a tokenizer of it.
 
     `vocab_size` counts the 256 bytes, the merges and the separator; a small corpus runs out of
-    pairs to merge and yields fewer. Texts should be short (`safe_chunks`): 256 of them are held at
-    once. Of text with hardly a break, a genome, say, `DENSE_CHARACTERS` are enough, and a note says
-    so. UserError for a `vocab_size` out of range, MachineError if the training fails.
+    pairs to merge and yields fewer. `pattern` names how text is cut into pieces first. Texts should
+    be short (`safe_chunks`): 256 of them are held at once. Of text with hardly a break, a genome,
+    say, `DENSE_CHARACTERS` are enough, and a note says so. UserError for a `vocab_size` out of
+    range, MachineError if the training fails.
     """
     if not 257 <= vocab_size <= 1 << 24:
         raise UserError(
             f"--vocab-size {vocab_size} is not between 257 (256 bytes and a separator) "
             "and 16,777,216"
         )
-    learned = _learn_merges(_bounded(texts), vocab_size - 1)
+    learned = _learn_merges(_bounded(texts), vocab_size - 1, patterns.TRAINED[pattern])
     tokens = [base64.b64decode(token) for token in learned["tokens"]]
     return BPETokenizer("bpe", learned["pattern"], tokens)
 
 
-def _learn_merges(texts: Iterable[str], n_tokens: int) -> dict:
+def _learn_merges(texts: Iterable[str], n_tokens: int, pattern: str) -> dict:
     """What `data.merging` makes of the texts, in a process of its own."""
     command = [sys.executable, "-P", str(Path(merging.__file__))]
     with tempfile.TemporaryFile() as error:
@@ -392,7 +393,7 @@ def _learn_merges(texts: Iterable[str], n_tokens: int) -> dict:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, texts, n_tokens)
+            _send(process.stdin, texts, {"n_tokens": n_tokens, "pattern": pattern})
             answer = process.stdout.read()
             process.wait()
         finally:
@@ -413,9 +414,9 @@ def _learn_merges(texts: Iterable[str], n_tokens: int) -> dict:
     return json.loads(answer)
 
 
-def _send(stream: IO[bytes], texts: Iterable[str], n_tokens: int) -> None:
+def _send(stream: IO[bytes], texts: Iterable[str], asked: dict) -> None:
     """Write to the process that learns; if that is gone, its exit code says why."""
-    header = json.dumps({"n_tokens": n_tokens}).encode() + b"\n"
+    header = json.dumps(asked).encode() + b"\n"
     for message in chain([header], map(_packed, texts), [_length(merging.END)]):
         try:
             stream.write(message)

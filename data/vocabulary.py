@@ -76,9 +76,15 @@ def preparing_again(dataset: Dataset, run: str | Path) -> tuple[str, Path]:
         inputs = ["YOUR_TEXT"]
     words = [*inputs, "--tokenizer-from", str(run), "--out", str(out)]
     options = dataset.info.get("options", {})
-    for name, value in (("field", "text"), ("encoding", None), ("lines", False)):
+    for name, value in (
+        ("field", "text"),
+        ("encoding", None),
+        ("lines", False),
+        ("split_on", None),
+    ):
         if (given := options.get(name, value)) != value:
-            words += [f"--{name}"] if given is True else [f"--{name}", str(given)]
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if given is True else [option, str(given)]
     if options.get("skip_broken"):
         words.append("--skip-broken")
     return f"python -m data.prepare {shlex.join(words)}", out

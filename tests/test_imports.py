@@ -12,7 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("model", "data", "configs", "training", "ops", "viz", "interop")
 COMMANDS = ("train.py", "sample.py", "attention_map.py")
-DATA = ("tiktoken", "rustbpe", "pyarrow", "tokenizers")
+DATA = (
+    "tiktoken",
+    "rustbpe",
+    "pyarrow",
+    "tokenizers",
+    "compression",
+    "zstandard",
+    "datasets",
+)
 RUN = ("numpy", "torch", "tqdm", "tyro", "wandb", "matplotlib")
 
 ALLOWED = {

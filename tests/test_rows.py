@@ -206,6 +206,27 @@ def test_csv_without_a_column_is_refused_with_the_way_out(name, tmp_path):
         read(path, field="body")
 
 
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    path = write(tmp_path / "a.csv", b"id,text,text\n1,a,b\n2,c,d\n")
+    message = "2 columns named 'text'; columns found: id, text, text"
+    with pytest.raises(UserError, match=message):
+        read(path, field="text")
+
+
+def test_quotes_in_tsv_are_a_tables_or_the_texts(tmp_path):
+    content = b'id\ttext\n1\t"Yes," she said.\n2\ta 5" pipe\n3\t"open\n4\tdone\n'
+    path = write(tmp_path / "a.tsv", content)
+    with pytest.raises(UserError, match=r"line 2: not CSV .*; --format tsv takes quotes"):
+        read(path, field="text")
+    expected = ['"Yes," she said.', 'a 5" pipe', '"open', "done"]
+    for name in ("a.tsv", "a.txt"):
+        assert read(write(tmp_path / name, content), field="text", format="tsv")[0] == expected
+    quoted = write(tmp_path / "b.tsv", b'id\ttext\n1\t"two\nlines, ""quoted"""\n')
+    assert read(quoted, field="text")[0] == ['two\nlines, "quoted"']
+    with pytest.raises(UserError, match="no column 'body'; columns found: id, text"):
+        read(path, field="body", format="tsv")
+
+
 def test_csv_in_a_folder_is_refused_too(tmp_path):
     write(tmp_path / "a.txt", b"plain\n")
     write(tmp_path / "b.csv", table())

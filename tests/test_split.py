@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from data import prepare
-from data.split import Split, by_line, choose_validation, cut_end, plan_split
+from data.split import (
+    Split,
+    by_line,
+    choose_validation,
+    cut_end,
+    dropped_event,
+    plan_split,
+    split_on,
+)
 from data.tokenizer import ByteTokenizer, CharTokenizer, load_tokenizer
 
 
@@ -233,3 +241,91 @@ def test_bytes_and_separators_of_a_single_document(tmp_path):
     train.documents = 1
     assert cut_end(tokenizer, 0.9, train, val) == (9, 0)
     assert (train.tokens, val.tokens, val.bytes, val.documents) == (1, 9, 9, 1)
+
+
+# --- documents between delimiters ---
+
+
+def joined(pieces):
+    """(number, chunk of a document) as documents; numbers count up and no chunk is empty."""
+    documents = []
+    for number, text in pieces:
+        assert text
+        if number == len(documents):
+            documents.append("")
+        assert number == len(documents) - 1
+        documents[number] += text
+    return documents
+
+
+@pytest.mark.parametrize("delimiter", ["|", "<|end|>", "aba", "\n\n", "\n<|end|>\n", "=-=-="])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_documents_between_delimiters_wherever_the_text_is_cut(delimiter, size):
+    letters = np.random.default_rng(7)
+    symbols = [*dict.fromkeys(delimiter), "a", "b", " ", "\n", delimiter]
+    for n in (0, 1, 5, 60, 200):
+        text = "".join(letters.choice(symbols, n)) + "a"  # the end of a text is a case of its own
+        events = Counter()
+        chunks = [(0, text[i : i + size]) for i in range(0, len(text), size)]
+        found = joined(split_on(iter(chunks), delimiter, events))
+        pieces = text.split(delimiter)
+        assert found == [piece for piece in pieces if piece.strip()]
+        assert events[dropped_event(delimiter)] == len(pieces) - 1
+        n_blank = sum(not piece.strip() for piece in pieces)
+        assert events["documents of white space left out"] == n_blank
+
+
+def test_delimiters_at_the_start_at_the_end_and_doubled():
+    events = Counter()
+    texts = [(0, "##a#"), (0, "#"), (0, "b#c##"), (1, "d"), (2, " # e"), (2, "\n")]
+    assert joined(split_on(texts, "##", events)) == ["a", "b#c", "d", " # e\n"]
+    assert events == {"delimiters '##' dropped": 3, "documents of white space left out": 1}
+
+
+def test_the_last_delimiter_may_lack_its_line_end():
+    for text in ("a\n--\nb\n--\n", "a\n--\nb\n--"):
+        for size in (1, 2, 5, 99):
+            chunks = [(0, text[i : i + size]) for i in range(0, len(text), size)]
+            assert joined(split_on(chunks, "--\n", Counter())) == ["a\n", "b\n"]
+    assert joined(split_on([(0, "a--")], "\n--\n", Counter())) == ["a--"]
+    assert joined(split_on([(0, "a\n")], "\n", Counter())) == ["a"]
+
+
+def test_stories_become_documents(tmp_path, capsys):
+    stories = [f"Once there were {n} cats.\n" for n in range(40)]
+    text = "<|endoftext|>\r\n".join(stories)
+    dataset, train, val = prepared(tmp_path, text, split_on=r"<|endoftext|>\n", tokenizer="bpe")
+    out, err = capsys.readouterr()
+    assert dataset["documents"] == 40
+    assert dataset["options"]["split_on"] == r"<|endoftext|>\n"
+    assert dataset["separators"] == 38
+    assert sorted("<|endoftext|>".join((train, val)).split("<|endoftext|>")) == sorted(stories)
+    assert "\ndelimiters '<|endoftext|>\\n' dropped: 39\n" in out
+    assert err == ""
+    for split_on_, said in (("<|endoftext|>", "begin with a line end"), (None, "")):
+        options = prepare.Options((str(tmp_path / "0.txt"),), split_on=split_on_)
+        with pytest.raises(prepare.UserError, match=r"split_on '<\|endoftext\|>"):
+            prepare.prepare(prepare.replace(options, out=tmp_path / "out", tokenizer="bpe"))
+        prepare.prepare(prepare.replace(options, out=tmp_path / "other", overwrite=True))
+        out, err = capsys.readouterr()
+        if split_on_:
+            assert f"of the documents {said} (--split-on '<|endoftext|>\\n'): 39\n" in out
+        else:
+            assert err.startswith("note: the text spells <|endoftext|> 39 times")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_on": ""}, "--split-on is empty"),
+        ({"split_on": "<|eot|>"}, r"'<\|eot\|>': 0 never says that in 17 characters"),
+        ({"split_on": "#", "lines": True}, "both say where documents end"),
+        ({"split_on": "a#b and so on#\\t"}, "never says"),
+    ],
+)
+def test_delimiters_that_are_refused(options, message, tmp_path):
+    with pytest.raises(prepare.UserError, match=message):
+        prepared(tmp_path, "a#b and so on#c d", **options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(prepare.UserError, match=r"(only white space|no text)"):
+        prepared(tmp_path, " # \n # ", split_on="#")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import regex
 
-from data import tokenizer as tk
+from data import patterns, tokenizer as tk
 from errors import MachineError, UserError
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +149,25 @@ def test_bpe_too_small_a_vocabulary_is_refused():
     assert tk.train_bpe(["abab"], 257).vocab_size == 257
     with pytest.raises(UserError, match="257"):
         tk.train_bpe(["abab"], 256)
+
+
+def test_bpe_is_trained_with_the_pattern_asked_for(gpt2):
+    texts = ["in 123456 and in 123456\n" * 50]
+    by_gpt2 = tk.train_bpe(texts, 280, "gpt2")
+    by_gpt4 = tk.train_bpe(texts, 280)
+    assert max(len(piece) for piece in by_gpt2.pieces if piece.strip().isdigit()) > 3
+    assert max(len(piece) for piece in by_gpt4.pieces if piece.strip().isdigit()) == 3
+    for tokenizer, pattern in ((by_gpt2, gpt2.pattern), (by_gpt4, patterns.GPT4)):
+        assert tokenizer.spec()["pattern"] == pattern
+        again = tk.load_tokenizer(tokenizer.spec())
+        assert again.encode(texts[0]).tolist() == tokenizer.encode(texts[0]).tolist()
+
+
+def test_the_default_pattern_is_the_trainers_own():
+    rustbpe = pytest.importorskip("rustbpe")
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(iter(["ab"]), 256)
+    assert trainer.get_pattern() == patterns.GPT4
 
 
 def test_bpe_training_does_not_depend_on_chunks(bpe):
