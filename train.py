@@ -69,9 +69,7 @@ def train(config) -> int:
             loss = session.agree(trainer.accumulate())
             with session.log.phase("optimizer"):
                 lr, grad_norm = trainer.update(loss)
-            session.check_finite(step + 1, loss, grad_norm)
-            if is_due(step + 1, run.log_every) or step + 1 == optim.max_steps:
-                session.log.train(step + 1, loss, lr, grad_norm)
+            session.record(step + 1, loss, lr, grad_norm)
     return session.finish(state, reason)
 
 

@@ -82,6 +82,17 @@ class Processes:
         dist.all_reduce(total)
         return total.tolist()
 
+    def add(self, first: Tensor, *others: float) -> Tensor:
+        """Each number summed over the processes: a float64 tensor on the device of the first, which
+        no process waits for.
+        """
+        numbers = torch.tensor([0.0, *others], dtype=torch.float64)
+        if first.is_cuda:
+            numbers = numbers.pin_memory().to(first.device, non_blocking=True)
+        numbers[0] = first
+        dist.all_reduce(numbers)
+        return numbers
+
     def barrier(self) -> None:
         """Wait for the others."""
         if self.count > 1:

@@ -5,6 +5,7 @@ same whatever the model is.
 """
 
 import contextlib
+import dataclasses
 import math
 import sys
 from typing import Any
@@ -25,6 +26,7 @@ from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
 from ops.command_line import check_data
 from ops.compiling import Loss, WithLoss, compile_or_not, recompute_blocks
 from ops.device import autocast, device_name, resolve, set_up
+from ops.feeding import Draw, Feeder
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
@@ -40,6 +42,10 @@ BAD_STEPS_ALLOWED = {"float32": 5, "bfloat16": 5, "float16": 25}
 """Updates in a row that may be skipped as loss or gradient is not finite; float16's scaler needs a
 few to find its scale.
 """
+READ_WITHIN = 10
+"""Updates after which a GPU's losses are read at the latest; also how late one of several processes
+hears of a signal that another has received.
+"""
 
 
 class Session:
@@ -51,6 +57,8 @@ class Session:
 
     log: RunLog | None = None
     """From `wrap` on."""
+    feeder: Feeder | None = None
+    """On an accelerator from `feed` on."""
     stop: Stop
     """From `wrap` on."""
 
@@ -103,6 +111,8 @@ class Session:
         self.notes += [chosen] if chosen else []
         self.saver = Saver()
         self.bad_steps = 0
+        self.unread: list[tuple[int, float, Tensor]] = []
+        self.news: tuple[Tensor, ...] = ()
 
     # --- before the first step, in this order ---
 
@@ -120,12 +130,14 @@ class Session:
         """Where the run stands: at the checkpoint, whose moments go to the optimizers, or at 0."""
         checkpoint, self.checkpoint = self.checkpoint, None  # memory holds its tensors no longer
         if checkpoint is None:
-            return State()
+            self.state = State()
+            return self.state
         restore_moments(optimizers, checkpoint.optimizer, self.folder)
         if checkpoint.scaler:  # of a run in float16 so far
             scaler.load_state_dict(checkpoint.scaler)
         since_best = checkpoint.counters.get("since_best", 0)
-        return State(checkpoint.step, checkpoint.best_val_loss, since_best)
+        self.state = State(checkpoint.step, checkpoint.best_val_loss, since_best)
+        return self.state
 
     def start(self, model: GPT) -> None:
         """Make the folder ready and say what is about to be done."""
@@ -134,6 +146,15 @@ class Session:
             start_folder(self.folder, self.config, self.resumed_at)
             print(opening_lines(self, model))
         self.processes.barrier()
+
+    def feed(self, draw: Draw) -> Draw:
+        """`draw`, of the numbers of a step and a micro-batch, with what it gives on the device. A
+        thread draws ahead for an accelerator, which else would wait; this process is a CPU's own.
+        """
+        if self.device == "cpu":
+            return draw
+        self.feeder = Feeder(draw, self.share.micro_batches(), self.device)
+        return self.feeder
 
     def wrap(self, model: GPT, loss: Loss, tokens: Tensor, targets: Tensor) -> nn.Module:
         """The module that a step calls with tokens and targets, for their loss: compiled where that
@@ -164,6 +185,8 @@ class Session:
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         with contextlib.closing(self.lock):
+            if self.feeder is not None:
+                self.feeder.close()
             if self.log is None:
                 return
             with contextlib.closing(self.log):
@@ -178,12 +201,47 @@ class Session:
         """The context of one micro-batch, the `is_last` of a step or not."""
         return self.processes.accumulating(loss_of, is_last)
 
-    def agree(self, loss: Tensor) -> float:
-        """The mean loss over all processes; what one has heard of an early end, all know now."""
-        mean = loss / self.processes.count
-        mean, *heard = self.processes.sum(mean, *self.stop.news(), device=self.device)
-        self.stop.agree(*heard)
+    def agree(self, loss: Tensor) -> Tensor:
+        """The mean loss over all processes, on their device; what one has heard of an early end,
+        all know once the update is read.
+        """
+        if self.processes.count == 1:
+            self.stop.agree(*self.stop.news())
+            return loss
+        mean, *self.news = self.processes.add(loss / self.processes.count, *self.stop.news())
         return mean
+
+    def record(self, step: int, loss: Tensor, lr: float, grad_norm: Tensor) -> None:
+        """Check and log the update that made `step`: at once where reading its loss and norm costs
+        nothing, as on a CPU; on a GPU, which would run dry, where there is something to tell.
+        """
+        self.unread.append((step, lr, torch.stack([loss, grad_norm, *self.news])))
+        if self._is_read_after(step):
+            self._read()
+
+    def _is_read_after(self, step: int) -> bool:
+        """Whether the update to `step` is read before the next begins; the same in all processes.
+        What is evaluated or saved must have been found finite.
+        """
+        run = self.config.run
+        if not self.device.startswith("cuda") or len(self.unread) == READ_WITHIN:
+            return True
+        if any(every and step % every == 0 for every in (run.log_every, run.eval_every)):
+            return True
+        is_saved = run.save_every and step % run.save_every == 0
+        return is_saved or bool(self.stop.reason(dataclasses.replace(self.state, step=step)))
+
+    def _read(self) -> None:
+        """Read what is unread, in one copy, and tell it."""
+        unread, self.unread = self.unread, []
+        rows = torch.stack([numbers for _, _, numbers in unread]).tolist()
+        for (step, lr, _), (loss, grad_norm, *heard) in zip(unread, rows, strict=True):
+            if heard:
+                self.stop.agree(*heard)
+            self.check_finite(step, loss, grad_norm)
+            run, is_last = self.config.run, step == self.config.optim.max_steps
+            if is_last or step % run.log_every == 0:
+                self.log.train(step, loss, lr, grad_norm)
 
     def check_finite(self, step: int, loss: float, grad_norm: float) -> None:
         """Say that the update to `step` was left out, where it was. Raises MachineError after too

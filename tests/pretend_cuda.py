@@ -301,20 +301,84 @@ TRAININGS = {
 N_STEP = 6
 
 
-def trainings(folder, data):
-    """Each of TRAININGS: name -> what it did."""
+def train(data, folder, **fields):
+    """One training: what it did."""
     import helpers
 
+    out = folder / fields.pop("out")
+    config = helpers.make_config(data, out, device="cuda:0", **fields)
+    return try_it(out, lambda: helpers.train_here(config))
+
+
+def trainings(data, folder):
+    """Each of TRAININGS: name -> what it did."""
     import ops.session
 
     ops.session.matrix_rate = lambda *_: 1e12
     ops.session.plot_losses = lambda folder: None
-    results = {}
-    for name, fields in TRAININGS.items():
-        out = folder / fields.get("out", name)
-        fields = {key: value for key, value in fields.items() if key != "out"}
-        config = helpers.make_config(data, out, device="cuda:0", max_steps=N_STEP, **fields)
-        results[name] = try_it(out, lambda config=config: helpers.train_here(config))
+    return {
+        name: train(data, folder, max_steps=N_STEP, **{"out": name, **fields})
+        for name, fields in TRAININGS.items()
+    }
+
+
+@contextlib.contextmanager
+def poisoned(steps, factor, summand):
+    """Let the loss of these steps be `factor` times itself plus `summand`; each has but one
+    micro-batch.
+    """
+    import training.trainer
+
+    plain = training.trainer.cross_entropy
+    count = iter(range(10**6))
+
+    def wrong(logits, targets, reduction="mean"):
+        loss = plain(logits, targets, reduction)
+        is_wrong = reduction == "mean" and next(count) in steps
+        return loss * factor + summand if is_wrong else loss
+
+    training.trainer.cross_entropy = wrong
+    try:
+        yield
+    finally:
+        training.trainer.cross_entropy = plain
+
+
+def skipped(data, folder, name, poison, **fields):
+    """A training whose third update is skipped: what it did, and which parts of the checkpoint that
+    update has changed.
+    """
+    import helpers
+
+    from ops.checkpoint import load
+
+    fields = QUIET | {"out": name, "log_every": 10, "max_steps": 12, "sample_tokens": 0} | fields
+    train(data, folder, stop_at=2, **fields)
+    before = load(folder / name / "checkpoint.pt")
+    with poisoned({0}, *poison):
+        train(data, folder, stop_at=3, resume=True, **fields)
+    after = load(folder / name / "checkpoint.pt")
+    moments = [[one["state"] for one in state.optimizer] for state in (before, after)]
+    parts = {"model": (before.model, after.model), "moments": moments}
+    changed = [part for part, both in parts.items() if not helpers.same_value(*both)]
+    with poisoned({2}, *poison):  # and once more in one run, read late
+        result = train(data, folder, overwrite=True, **fields)
+    losses = {step: loss is not None for step, loss in helpers.losses(folder / name).items()}
+    return result | {"changed": changed, "losses": losses}
+
+
+def failures(data, folder):
+    """What losses that are no numbers do: name -> what happened."""
+    nan = (float("nan"), 0.0)
+    half = {"precision": "float16", "optimizer": "muon"}
+    results = {
+        "inf": skipped(data, folder, "inf", (1.0, float("inf")), precision="float32"),
+        "nan in float16": skipped(data, folder, "half", nan, **half),
+    }
+    lost = QUIET | {"out": "lost", "log_every": 100, "max_steps": 12, "precision": "float32"}
+    with poisoned(range(100), *nan):
+        results["nan for ever"] = train(data, folder, **lost)
+    results["resumed"] = train(data, folder, resume=True, **lost)
     return results
 
 
@@ -356,7 +420,11 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         data = helpers.write_corpus(Path(folder) / "data", helpers.nonsense())
-        results = {"trainings": trainings(Path(folder), data), "samplings": samplings()}
+        results = {
+            "trainings": trainings(data, Path(folder)),
+            "failures": failures(data, Path(folder)),
+            "samplings": samplings(),
+        }
     print(json.dumps(results))
 
 

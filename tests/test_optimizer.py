@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from helpers import make_model
+from helpers import make_model, same_value
 
 from configs import OptimConfig
 from training.optimizer import learning_rate, make_optimizers, parameter_groups, set_learning_rate
@@ -260,3 +260,28 @@ def test_muon_against_the_formula(shape):
             + 3 * 3 * ULP * expected.norm()
         )
         assert (weight - expected).norm() <= bound
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_flag_on_the_device(kind):
+    """`found_inf` 0 leaves a step as it is to the last bit; with 1 a gradient of NaN changes
+    neither weights nor moments.
+    """
+
+    def trained(flags):
+        torch.manual_seed(0)
+        model = make_model()
+        optimizers = make_optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1))
+        for flag in flags:
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) if flag != 1.0 else parameter * nan
+            for optimizer in optimizers:
+                optimizer.found_inf = None if flag is None else torch.tensor(flag)
+                optimizer.step()
+        return dict(model.state_dict()), [one.state_dict()["state"] for one in optimizers]
+
+    nan = float("nan")
+    plain = trained([None, None])
+    assert same_value(plain, trained([0.0, 0.0]))
+    assert same_value(plain, trained([0.0, 0.0, 1.0]))
+    assert not same_value(plain, trained([0.0, 0.0, 0.0]))

@@ -30,8 +30,11 @@ class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype
     given.
 
-    PyTorch's own goes through them one at a time and always in bfloat16.
+    PyTorch's own goes through them one at a time and always in bfloat16. `found_inf`, where it is
+    set, is the flag of PyTorch's fused optimizers: above 0, on the device, a step changes nothing.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(self, params: list[dict[str, Any]], dtype: torch.dtype, **options: Any):
         super().__init__(params, adjust_lr_fn="match_rms_adamw", **options)
@@ -40,6 +43,7 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
+        wrong = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -50,6 +54,9 @@ class BatchedMuon(torch.optim.Muon):
             for shape, parameters in by_shape.items():
                 gradients = [p.grad for p in parameters if p.grad is not None]
                 momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+                if wrong is not None:  # the momenta move towards themselves: not at all
+                    pairs = zip(momenta, gradients, strict=True)
+                    gradients = [torch.where(wrong, *pair) for pair in pairs]
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
                 updates = orthogonalize(
@@ -58,6 +65,10 @@ class BatchedMuon(torch.optim.Muon):
                     group["ns_steps"],
                     group["eps"],
                 )
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                kept = 1 - group["lr"] * group["weight_decay"]
+                if wrong is not None:
+                    kept = torch.where(wrong, 1.0, kept)
+                    updates.masked_fill_(wrong, 0.0)
+                torch._foreach_mul_(parameters, kept)
                 scale = -0.2 * math.sqrt(max(shape)) * group["lr"]  # the size of AdamW's updates
                 torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype)), alpha=scale)

@@ -4,8 +4,6 @@
 clock and log) is a `session`, which nothing here needs to understand.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,9 @@ from data.batches import dropout_seed, training_batch
 from model.fast_attention import ATTENTION
 from model.gpt import GPT
 from training.evaluate import draw_sample, evaluate
+from training.finite import step_if_finite
 from training.loss import cross_entropy
-from training.optimizer import clip_gradients, learning_rate, make_optimizers, set_learning_rate
+from training.optimizer import clip_gradients, learning_rate, make_optimizers
 from training.state import State
 
 
@@ -36,13 +35,14 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(enabled=run.precision == "float16")
         self.state: State = session.restore(self.optimizers, self.scaler)
         session.start(self.model)
-        self.loss_of = session.wrap(self.model, cross_entropy, *self.micro_batch(0, 0))
+        self.feed = session.feed(self.micro_batch)  # the same, on the device
+        self.loss_of = session.wrap(self.model, cross_entropy, *self.feed(0, 0))
 
     def micro_batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, (micro_batch_size, context_length): micro-batch `index` of the global
-        batch of `step`.
+        """Inputs and targets, (micro_batch_size, context_length), on the CPU: micro-batch `index`
+        of the global batch of `step`.
         """
-        tokens, targets = training_batch(
+        return training_batch(
             self.session.dataset.tokens["train"],
             self.config.model.context_length,
             self.config.optim.batch_size,
@@ -50,7 +50,6 @@ class Trainer:
             step,
             self.share.rows(index),
         )
-        return tokens.to(self.session.device), targets.to(self.session.device)
 
     def accumulate(self) -> Tensor:
         """Add up the gradients of the mean loss over this process's share of the batch, a
@@ -63,7 +62,7 @@ class Trainer:
         indices = self.share.micro_batches()
         for index in indices:
             with log.phase("data"):
-                tokens, targets = self.micro_batch(step, index)
+                tokens, targets = self.feed(step, index)
             if self.config.model.dropout:
                 torch.manual_seed(dropout_seed(self.config.run.seed, step, index))
             # Several processes exchange gradients once a step, with the last micro-batch.
@@ -75,7 +74,7 @@ class Trainer:
             loss += micro_loss.detach()
         return loss
 
-    def update(self, loss: float) -> tuple[float, float]:
+    def update(self, loss: Tensor) -> tuple[float, Tensor]:
         """Clip the gradients, let the optimizers step, and clear them: the learning rate and the
         gradient's norm before clipping.
 
@@ -87,11 +86,8 @@ class Trainer:
         lr = learning_rate(self.state.step, self.config.optim)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        grad_norm = float(clip_gradients(self.model, self.config.optim.grad_clip))
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            set_learning_rate(self.optimizers, lr)
-            for optimizer in self.optimizers:
-                self.scaler.step(optimizer)
+        grad_norm = clip_gradients(self.model, self.config.optim.grad_clip)
+        step_if_finite(self.optimizers, lr, loss, grad_norm)
         self.scaler.update()
         self.model.zero_grad(set_to_none=True)
         return lr, grad_norm
