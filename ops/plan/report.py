@@ -64,7 +64,7 @@ def _mebibytes(size: int) -> str:
 
 
 def _room_lines(plan: Plan, remedy: str) -> list[str]:
-    """Whether that is too much, and what would not be; on a GPU, whether it may be twice as much."""
+    """Whether that is too much, and what would not be; on a GPU, whether more would fit."""
     if plan.fits:
         on_gpu = plan.config.run.device.startswith("cuda")
         if not on_gpu or plan.share.n_micro == 1 or 2 * plan.peak > limits.FITS * plan.limit:
