@@ -8,7 +8,7 @@ import socket
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import MODERN, make_config, make_model
+from helpers import MODERN, PRELOADED, make_config, make_model
 
 from ops.compiling import WithLoss, recompute_blocks
 from ops.device import autocast
@@ -243,7 +243,8 @@ def _member(rank, count, strategy, port, results):
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 def test_processes_learn_the_same():
     """DDP's hooks see the head's gradient, and FSDP2's gathered weight is the one that is read."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers", "train", *PRELOADED])
     found = {}
     for count, strategy in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
         with contextlib.closing(socket.socket()) as free:

@@ -37,6 +37,7 @@ from ops.plan import (
     warn_at_start,
 )
 from ops.plan.counting import LiveBytes, _step_bytes
+from ops.plan.report import _room_lines
 from ops.speed import flops_per_token
 
 pytestmark = pytest.mark.slow
@@ -429,6 +430,23 @@ def test_room_in_words(no_dials):
     assert "time        not measured: the run takes more memory than there is" in over
     none = describe(dataclasses.replace(plan, limit=1))
     assert "even one sequence with --recompute would not fit: choose a smaller model" in none
+
+
+@pytest.mark.parametrize(
+    ("device", "micro_batch_size", "times", "told"),
+    [
+        ("cuda:0", 3, 2.1, True),
+        ("cuda", 3, 1.9, False),
+        ("cuda", 12, 9, False),
+        ("cpu", 3, 9, False),
+    ],
+)
+def test_room_for_more_on_a_gpu(device, micro_batch_size, times, told):
+    """Where accumulation goes on, and the peak is less than half of what is safe."""
+    plan = make_plan(small(micro_batch_size=micro_batch_size), 50)
+    limit = int(times * plan.peak / limits.FITS)
+    on_gpu = dataclasses.replace(plan, config=plan.config.replace(device=device), limit=limit)
+    assert any("--micro-batch-size 0" in line for line in _room_lines(on_gpu, "")) == told
 
 
 def test_what_takes_too_long_is_reckoned(no_dials):

@@ -20,7 +20,9 @@ from data.share import share_batch
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from errors import UserError
 from ops.checkpoint import load
+from ops.distributed import Processes
 from ops.messages import not_finite, opening_lines, schedule_note
+from ops.plan import agree_on_micro_batch
 from ops.resume import initial_weights, merge_on_resume
 from ops.run_folder import MADE_BY_A_RUN, open_folder, start_folder
 from ops.stopping import Stop
@@ -421,6 +423,27 @@ def test_tokens_per_step_are_spelt_out(data):
     )
     text = opening_lines(session, build(data))
     assert "micro-batch 2 x accumulation 4 x processes 3 x context 16 = 384 tokens" in text
+
+
+def test_the_micro_batch_agreed_on_is_the_one_that_runs(tmp_path, data, monkeypatch, capsys):
+    """It is in the folder's configuration, for who varies the run; and the note is printed."""
+
+    def agree(config, vocab_size, processes):
+        assert (config.optim.micro_batch_size, processes.count) == (0, 1)
+        return config.replace(micro_batch_size=2), ["note     as agreed"]
+
+    monkeypatch.setattr("ops.session.agree_on_micro_batch", agree)
+    assert train_here(make_config(data, tmp_path / "r", max_steps=2)) == 0
+    said = capsys.readouterr().out
+    assert "micro-batch 2 x accumulation 2" in said
+    assert "\nnote     as agreed" in said
+    saved = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert saved["optim"]["micro_batch_size"] == 2
+
+
+def test_on_a_cpu_an_open_micro_batch_is_all_of_the_batch(tmp_path, data):
+    config = make_config(data, tmp_path / "r")
+    assert agree_on_micro_batch(config, 50, Processes()) == (config, [])
 
 
 @pytest.mark.parametrize(

@@ -45,30 +45,6 @@ def warn_at_start(config: Config, vocab_size: int, processes: int = 1) -> None:
         print(warning, file=sys.stderr)
 
 
-def agree_on_micro_batch(
-    config: Config, vocab_size: int, processes: Processes
-) -> tuple[Config, list[str]]:
-    """`config`, resolved, with the micro-batch that `settle_micro_batch` finds room for in every
-    process, as all of them must take one, and a line that says so where it is less than all that a
-    process has of the batch.
-    """
-    settled = settle_micro_batch(config, vocab_size, processes.count)
-    size = settled.optim.micro_batch_size
-    if size == config.optim.micro_batch_size:
-        return config, []
-    sizes = micro_batch_sizes(config.optim.batch_size, processes.count)
-    device = processes.device(config.run.device)
-    votes = processes.sum(*(other <= size for other in sizes), device=device)
-    size = max(other for other, n in zip(sizes, votes, strict=True) if n == processes.count)
-    settled = config.replace(micro_batch_size=size)
-    if size == sizes[-1]:
-        return settled, []
-    note = f"micro-batch {size} is the largest that fits; --micro-batch-size sets another"
-    if size == 1 and not make_plan(settled, vocab_size, None, processes.count).fits:
-        note = "micro-batch 1, for which the plan finds no room either: --recompute takes less"
-    return settled, [f"note     {note}"]
-
-
 def advise(error: BaseException, config: Config) -> str | None:
     """`out_of_memory_advice` with the vocabulary of the configuration's data, for this many
     processes as torchrun has started.
@@ -125,3 +101,27 @@ def roomier(
             )
             return remedy, plan
     return None
+
+
+def agree_on_micro_batch(
+    config: Config, vocab_size: int, processes: Processes
+) -> tuple[Config, list[str]]:
+    """`config`, resolved, with the micro-batch that `settle_micro_batch` finds room for in every
+    process, as all of them must take one, and a line that says so where it is less than all that a
+    process has of the batch.
+    """
+    settled = settle_micro_batch(config, vocab_size, processes.count)
+    size = settled.optim.micro_batch_size
+    if size == config.optim.micro_batch_size:
+        return config, []
+    sizes = micro_batch_sizes(config.optim.batch_size, processes.count)
+    device = processes.device(config.run.device)
+    votes = processes.sum(*(other <= size for other in sizes), device=device)
+    size = max(other for other, n in zip(sizes, votes, strict=True) if n == processes.count)
+    settled = config.replace(micro_batch_size=size)
+    if size == sizes[-1]:
+        return settled, []
+    note = f"micro-batch {size} is the largest that fits; --micro-batch-size sets another"
+    if size == 1 and not make_plan(settled, vocab_size, None, processes.count).fits:
+        note = "micro-batch 1, for which the plan finds no room either: --recompute takes less"
+    return settled, [f"note     {note}"]

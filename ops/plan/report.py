@@ -64,9 +64,12 @@ def _mebibytes(size: int) -> str:
 
 
 def _room_lines(plan: Plan, remedy: str) -> list[str]:
-    """Whether that is too much, and what would not be."""
+    """Whether that is too much, and what would not be; on a GPU, whether more would fit."""
     if plan.fits:
-        return []
+        on_gpu = plan.config.run.device.startswith("cuda")
+        if not on_gpu or plan.share.n_micro == 1 or 2 * plan.peak > limits.FITS * plan.limit:
+            return []
+        return ["room        for more: --micro-batch-size 0 takes as many sequences as fit"]
     found = "more memory than there is"
     if plan.peak <= plan.limit:
         share = plan.peak / plan.limit
