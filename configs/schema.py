@@ -98,7 +98,7 @@ class RunConfig:
     attention in bfloat16 on a CPU. auto: the fastest that the hardware multiplies natively.
     """
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile. auto: on CUDA, in runs long enough to pay for it."""
+    """torch.compile. auto: on CUDA, where minutes of work are left to pay for it."""
     attention: Literal["fast", "explicit", "fused"] = "fast"
     """The equation line by line (explicit), or the same values faster and mostly in less memory;
     bfloat16 on a CPU rounds fast scores and weights. fused: the old name of fast.

@@ -1,7 +1,7 @@
-"""The same attention, faster: PyTorch's fused kernel, and the two cases in which another way wins.
+"""The same attention, faster: PyTorch's fused kernel, and the cases in which another way wins.
 
 `fast_attention` keeps the contract of `model.attention.explicit_attention`. It takes one of three
-ways, which `way` names:
+ways, which `way` names, and in a compiled step on a GPU a fourth for windows, `flex_windows`:
 
     kernel  F.scaled_dot_product_attention, which goes through the n^2 weights tile by tile and
             holds O(n) of them (Dao et al. 2022, "FlashAttention")
@@ -18,10 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import Attend, Mask, explicit_attention
+from model.flex_windows import flex_attention
 
 SHORT = 512
 """Keys up to which whole products beat the kernel on a CPU in bfloat16: they take 0.3 to 0.6 of its
 time, as the kernel multiplies its tiles in bfloat16 no faster than in float32 there.
+"""
+GPU_BLOCKS = 512
+"""Keys from which blocks beat the kernel with a Boolean mask on a GPU. Windows of a quarter of the
+text spare each query half of its n keys, and copying keys and values to their blocks costs as much
+as about 250 (docs/gpu.md).
 """
 
 
@@ -35,9 +41,8 @@ def way(
         return "kernel"
     if device == "cpu" and dtype == torch.bfloat16 and 1 < n_query <= n_key <= SHORT:
         return "short"
-    if (
-        mask.window and n_query == n_key and 4 * mask.window <= n_key
-    ):  # longer: no cheaper in blocks
+    least = 4 * mask.window if device == "cpu" else max(4 * mask.window, GPU_BLOCKS)
+    if mask.window and n_query == n_key >= least:  # shorter: no cheaper in blocks
         return "blocks"
     return "kernel"
 
@@ -68,6 +73,10 @@ def fast_attention(
     taken = way(mask, n_query, n_key, q_BHTK.device.type, q_BHTK.dtype)
     if q_BHTK.shape[:2] != k_BHSK.shape[:2]:  # heads that share keys: the kernel broadcasts
         taken = "kernel"
+    elif mask.window and n_query == n_key:
+        out_BHTK = flex_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+        if out_BHTK is not None:
+            return out_BHTK
     if taken == "short":
         return _short_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
     if taken == "blocks":

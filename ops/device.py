@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import platform
 import sys
@@ -14,8 +15,10 @@ from errors import UserError
 from machine import usable_cpus
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-COMPILE_PAYS_AFTER = 1000
-"""Steps from which compiling, a minute at most, is paid back on a GPU."""
+COMPILE_PAYS_AFTER = 200.0
+"""Seconds of eager work from which compiling is paid back on a GPU: it takes about a minute and
+saves about three tenths of them.
+"""
 
 
 OUT_OF_MEMORY = (
@@ -104,9 +107,10 @@ def default_threads() -> int:
     return max(1, usable_cpus() // max(1, int(neighbours) if neighbours.isdecimal() else 1))
 
 
-def resolve(config: Config) -> Config:
-    """`auto` and 0 in the run section become what this machine offers. Raises UserError where what
-    is set can't be had.
+def resolve(config: Config, seconds_left: float = math.inf) -> Config:
+    """`auto` and 0 in the run section become what this machine offers. `seconds_left` is what the
+    run would take on a GPU without a compiler (`ops.speed.seconds_left`). Raises UserError where
+    what is set can't be had.
     """
     run = config.run
     device = resolve_device(run.device)
@@ -116,7 +120,7 @@ def resolve(config: Config) -> Config:
             f"precision is float16, which is for CUDA; "
             f"on {device} use bfloat16 or float32 (--precision auto)"
         )
-    pays = device.startswith("cuda") and config.optim.max_steps >= COMPILE_PAYS_AFTER
+    pays = device.startswith("cuda") and seconds_left >= COMPILE_PAYS_AFTER
     compiled = ("on" if pays else "off") if run.compile == "auto" else run.compile
     return config.replace(
         device=device,

@@ -73,8 +73,9 @@ class RunLog:
         peak_flops: float,
         is_main: bool = True,
         device: str = "cpu",
+        makers_flops: float = 0.0,
     ):
-        self.device = device
+        self.device, self.makers_flops = device, makers_flops
         self.folder, self.is_main = folder, is_main
         self.tokens_per_step = config.optim.batch_size * config.model.context_length
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
@@ -131,7 +132,7 @@ class RunLog:
 
         Tokens per second do not count the time spent evaluating and saving. `mfu` is the model
         FLOPs utilisation (Chowdhery et al. 2022, "PaLM", appendix B) against the rate of this
-        machine's own matrix product.
+        machine's own matrix product, `mfu_maker` against its maker's figure, where that is known.
         """
         now = time.perf_counter()
         training = now - self.clock - self.seconds["evaluate"] - self.seconds["save"]
@@ -147,6 +148,8 @@ class RunLog:
             "mfu": round(speed * self.flops_per_token / self.peak_flops, 4),
             "memory": peak_memory(self.device),
         }
+        if self.makers_flops:
+            numbers["mfu_maker"] = round(speed * self.flops_per_token / self.makers_flops, 4)
         self.write("train", step, **numbers, seconds=seconds)
         self.clock, self.logged, self.seconds = now, step, dict.fromkeys(PHASES, 0.0)
         if self.is_main:

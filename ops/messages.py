@@ -5,8 +5,9 @@ from data.batches import n_windows
 from data.prompts import newline_id, start_text
 from model.attention import Mask
 from model.fast_attention import holds_weights
+from model.flex_windows import why_not
 from model.gpt import GPT
-from ops.device import DTYPES, device_name
+from ops.device import COMPILE_PAYS_AFTER, DTYPES, device_name
 from training.optimizer import learning_rate
 from training.state import State
 
@@ -52,18 +53,38 @@ def precision_text(run: RunConfig) -> str:
 
 
 def attention_note(config: Config) -> str | None:
-    """A line where fast attention holds the n^2 weights after all; None elsewhere."""
+    """A line where fast attention on a CPU holds the n^2 weights after all, or on a GPU takes a
+    window in blocks; None elsewhere.
+    """
     run, shape = config.run, config.model
+    if run.attention == "explicit":
+        return None
     device, dtype = run.device.partition(":")[0], DTYPES[run.precision]
     mask = Mask(window=shape.window)
-    arguments = (mask, shape.context_length, device, dtype, shape.dropout)
-    if run.attention == "explicit" or not holds_weights(run.attention, *arguments):
+    if 0 < shape.window < shape.context_length and device == "cuda":
+        place = (mask, shape.context_length, device, shape.d_head, shape.dropout)
+        reason = why_not(*place, run.compile == "on")
+        return f"note     the window is not for flex_attention: {reason}" if reason else None
+    if not holds_weights(run.attention, mask, shape.context_length, device, dtype, shape.dropout):
         return None
     if shape.dropout:
         why = "with dropout"
     else:
         why = f"in {run.precision} at context {shape.context_length}"
     return f"note     {why}, fast attention on a CPU holds the n^2 weights, as explicit does"
+
+
+def compile_note(config: Config, seconds_left: float) -> str | None:
+    """A line on why `compile` at auto becomes what it does on a GPU; None elsewhere. `config` is
+    not resolved, `seconds_left` is as in `ops.device.resolve`.
+    """
+    if config.run.compile != "auto" or not seconds_left:
+        return None
+    found = "on" if seconds_left >= COMPILE_PAYS_AFTER else "off"
+    return (
+        f"note     compile {found}: it takes about a minute, and saves about 0.3 of the "
+        f"{seconds_left:,.0f} s or so that are left (--compile on, off)"
+    )
 
 
 def schedule_note(config: Config) -> str | None:

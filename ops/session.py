@@ -24,15 +24,15 @@ from ops import distributed
 from ops.checkpoint import BEST, LATEST, Checkpoint, Saver, find, snapshot
 from ops.command_line import check_data
 from ops.compiling import Loss, WithLoss, compile_or_not, recompute_blocks
-from ops.device import autocast, resolve, set_up
+from ops.device import autocast, device_name, resolve, set_up
 from ops.fitting import restore_moments
 from ops.log import RunLog, plot_losses
 from ops.meeting import Meeting
-from ops.messages import farewell, not_finite, opening_lines
+from ops.messages import compile_note, farewell, not_finite, opening_lines
 from ops.plan import warn_at_start
 from ops.resume import initial_weights, resume_notes
 from ops.run_folder import open_folder, start_folder
-from ops.speed import flops_per_token, matrix_rate
+from ops.speed import flops_per_token, makers_rate, matrix_rate, seconds_left
 from ops.stopping import Stop
 from training.state import State
 
@@ -74,8 +74,12 @@ class Session:
             if distributed.is_first():
                 self.lock.take(may_create=False)
             self.folder, config, checkpoint = open_folder(config, self.dataset)
-            self.config = config = resolve(config)
             self.tokenizer = load_tokenizer(self.dataset.tokenizer_spec)
+            first = checkpoint.step if checkpoint else 0
+            processes = distributed.world_size()
+            left = seconds_left(config, self.tokenizer.vocab_size, first, processes)
+            chosen = compile_note(config, left)
+            self.config = config = resolve(config, left)
             self.tokenizer.start = self.dataset.start(self.tokenizer)
             self.dataset.check_context(config.model.context_length)
             self.dataset.check_content(self.tokenizer.vocab_size)
@@ -94,6 +98,7 @@ class Session:
         self.checkpoint = checkpoint
         self.resumed_at = checkpoint.step if checkpoint else None
         self.notes = resume_notes(config, checkpoint) if checkpoint else []
+        self.notes += [chosen] if chosen else []
         self.saver = Saver()
         self.bad_steps = 0
 
@@ -140,9 +145,13 @@ class Session:
         (n_eager,) = self.processes.sum(computed is plain, device=self.device)
         wrapped = self.processes.wrap(plain if n_eager else computed, self.device)
         peak = self.processes.count * matrix_rate(self.device, run.precision)
+        makers = 0.0  # not given for float32, which is TF32 there or not
+        if run.precision != "float32":
+            makers = self.processes.count * (makers_rate(device_name(self.device)) or 0.0)
         is_main, first = self.processes.is_main, self.resumed_at or 0
-        flops = flops_per_token(model)
-        self.log = RunLog(self.folder, self.config, first, flops, peak, is_main, self.device)
+        rates = flops_per_token(model), peak
+        place = is_main, self.device
+        self.log = RunLog(self.folder, self.config, first, *rates, *place, makers_flops=makers)
         self.stop = Stop(self.config)
         return wrapped
 
@@ -235,6 +244,7 @@ def what_must_agree(
     plain = config.to_dict()
     options = {name: value for section in plain.values() for name, value in section.items()}
     del options["threads"]
+    del options["compile"]  # by auto, GPUs of two kinds may differ: then all go on without it
     options["device"] = config.run.device.partition(":")[0]  # each may have a number of its own
     # A folder may be called otherwise on another machine, as long as it holds the same.
     del options["data"]

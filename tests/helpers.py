@@ -283,7 +283,7 @@ def fork_training(config, output, **variables):
     return process
 
 
-def read_records(folder, drop=("tokens_per_second", "mfu", "memory", "seconds")):
+def read_records(folder, drop=("tokens_per_second", "mfu", "mfu_maker", "memory", "seconds")):
     """The records of a run's log, times and memory left out."""
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").split("\n")
     assert lines.pop() == ""

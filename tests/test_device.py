@@ -28,11 +28,12 @@ from configs import RunConfig
 from errors import UserError
 from model.attention import explicit_attention
 from model.fast_attention import fast_attention
+from model.gpt import GPT
 from ops import compiling, speed
 from ops.compiling import compile_or_not, recompute_blocks
 from ops.device import autocast, default_threads, resolve, set_up
-from ops.messages import precision_text
-from ops.speed import flops_per_token, matrix_rate
+from ops.messages import compile_note, precision_text
+from ops.speed import flops_per_token, makers_rate, matrix_rate, seconds_left
 from training.optimizer import clip_gradients
 
 pytestmark = pytest.mark.slow
@@ -133,12 +134,48 @@ def test_threads_of_this_machine(monkeypatch, variables, cpus, expected):
 
 
 @pytest.mark.parametrize(
-    ("device", "steps", "compiled"),
-    [("cuda", 1000, "on"), ("cuda", 10, "off"), ("cpu", 10**6, "off")],
+    ("device", "seconds", "compiled"),
+    [("cuda", 200.0, "on"), ("cuda", 199.0, "off"), ("cpu", 10**6, "off"), ("mps", 10**6, "off")],
 )
-def test_compile_auto(machine, device, steps, compiled):
+def test_compile_auto(machine, device, seconds, compiled):
+    machine(cuda=1, mps=True)
+    config = make_config("d", "r", device=device, precision="float32", compile="auto")
+    assert resolve(config, seconds).run.compile == compiled
+    line = compile_note(config, seconds if device == "cuda" else 0.0)
+    assert (line is not None) == (device == "cuda")
+    assert line is None or line.startswith(f"note     compile {compiled}: ")
+    told = config.replace(compile="on")
+    assert resolve(told, 0.0).run.compile == "on"
+    assert compile_note(told, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({}, 1),
+        ({"device": "cuda:0"}, 1),
+        ({"precision": "float32"}, 2),
+        ({"stop_at": 40}, 0.3),
+        ({"max_minutes": 0.001}, None),
+        ({"device": "cpu"}, 0),
+        ({"stop_at": 5}, 0),
+    ],
+)
+def test_seconds_left(machine, monkeypatch, fields, share):
+    """Of 110 steps from step 10: 100 steps x 8 rows x 8 tokens, at three tenths of the maker's rate
+    in each of two processes.
+    """
     machine(cuda=1)
-    assert resolved(device=device, max_steps=steps).compile == compiled
+    config = make_config(
+        "d", "r", **{"device": "cuda", "precision": "bfloat16", "max_steps": 110, **fields}
+    )
+    flops = flops_per_token(GPT(config.model, 11))
+    tokens = 100 * config.optim.batch_size * config.model.context_length
+    for name, rate in (("NVIDIA L4", 121e12), ("a GPU", 60e12)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None, name=name: name)
+        monkeypatch.setattr(speed, "EAGER_SHARE", 1e-10)
+        expected = 0.06 if share is None else share * tokens * flops / (1e-10 * rate * 2)
+        assert seconds_left(config, 11, first=10, n_process=2) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
@@ -285,6 +322,37 @@ def test_matrix_rate_is_a_rate(monkeypatch, size, laps, width):
     assert matrix_rate("cpu", "float32", size) == pytest.approx(
         2 * width**3 / (laps[-1] / 1000 / 3)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla T4", 65),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA T400 4GB", None),
+        ("NVIDIA RTX A4000", None),
+        ("AMD EPYC 9B14", None),
+    ],
+)
+def test_the_makers_rate(name, teraflops):
+    assert makers_rate(name) == (teraflops and teraflops * 1e12)
 
 
 # --- memory ---

@@ -29,8 +29,9 @@ def lines(folder):
     return [json.loads(line, parse_constant=refuse) for line in text[:-1].split("\n")]
 
 
-def open_log(folder, start=0, is_main=True, **fields):
-    return RunLog(folder, make_config("d", folder, **fields), start, 100.0, 1e9, is_main)
+def open_log(folder, start=0, is_main=True, makers=0.0, **fields):
+    config = make_config("d", folder, **fields)
+    return RunLog(folder, config, start, 100.0, 1e5, is_main, makers_flops=makers)
 
 
 def write_run(folder, steps, samples=True):
@@ -84,7 +85,7 @@ def test_speed_by_hand(tmp_path, monkeypatch):
     """
     now = [100.0]
     monkeypatch.setattr(logs.time, "perf_counter", lambda: now[0])
-    log = open_log(tmp_path, start=10, batch_size=4, context_length=16)
+    log = open_log(tmp_path, start=10, makers=4e5, batch_size=4, context_length=16)
     spent = {
         "data": 0.5,
         "forward": 1.5,
@@ -102,7 +103,8 @@ def test_speed_by_hand(tmp_path, monkeypatch):
     log.close()
     first, second = lines(tmp_path)
     assert first["tokens_per_second"] == 128
-    assert first["mfu"] == pytest.approx(128 * 100.0 / 1e9, abs=5e-5)
+    assert first["mfu"] == 0.128  # of 1e5 FLOP/s
+    assert first["mfu_maker"] == 0.032
     assert first["seconds"] == spent
     assert second["tokens_per_second"] == 160
     assert set(second["seconds"].values()) == {0.0}

@@ -26,7 +26,7 @@ from model.gpt import GPT
 from ops.compiling import recompute_blocks
 from ops.device import autocast, resolve
 from ops.plan import limits
-from ops.speed import flops_per_token
+from ops.speed import flops_per_token, seconds_left
 from training.loss import cross_entropy
 from training.optimizer import make_optimizers
 
@@ -224,7 +224,8 @@ def make_plan(
     """
     optim = config.optim
     share = share_batch(optim.batch_size, optim.micro_batch_size, n_process=processes)
-    config = resolve(config).replace(micro_batch_size=share.micro_batch_size)
+    left = seconds_left(config, vocab_size, first=0, n_process=processes)
+    config = resolve(config, left).replace(micro_batch_size=share.micro_batch_size)
     run = config.run
     memory = _worst_moment(config, vocab_size, share)
     with torch.device("meta"):
