@@ -29,8 +29,17 @@ KINDS: dict[str, tuple[Attend, Mask]] = {
 }
 
 
-def once(attend: Attend, mask: Mask, n_token: int) -> None:
-    q, k, v = (torch.randn(1, 1, n_token, 64, requires_grad=True) for _ in range(3))
+def once(
+    attend: Attend,
+    mask: Mask,
+    n_token: int,
+    n_head: int = 1,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Forward and backward of one sequence's heads."""
+    shape = (1, n_head, n_token, 64)
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     attend(q, k, v, mask, 0.0).sum().backward()
 
 

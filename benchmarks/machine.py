@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import numpy
 import torch
 
+from benchmarks.tables import markdown_table, spread as spread
 from ops.device import best_precision, device_name
 from ops.log import read_log
 from ops.speed import matrix_rate
@@ -52,13 +52,6 @@ def describe_machine() -> str:
     return "\n".join(lines)
 
 
-def markdown_table(rows: list[dict]) -> str:
-    """Rows of equal keys as a Markdown table."""
-    head = list(rows[0])
-    lines = [head, ["---"] * len(head), *[[str(row[key]) for key in head] for row in rows]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def parser(description: str, name: str) -> argparse.ArgumentParser:
     """A command line with `--out`, where `publish` puts its files."""
     made = argparse.ArgumentParser(
@@ -87,14 +80,6 @@ def publish(out: Path, sections: dict[str, list[dict]], record: Any, notes: str 
         json.dumps({"machine": machine, "figures": record}, indent=1) + "\n", encoding="utf-8"
     )
     print(f"written to {out}.md and {out}.json")
-
-
-def spread(values: list[float], form: str = ",.1f") -> str:
-    """Median, and in brackets the least and the largest."""
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):{form}}" + (
-        f" ({low:{form}}-{high:{form}})" if len(values) > 1 else ""
-    )
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ def ours(
     config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str
 ):
     """A function that draws n_token tokens for each row of a batch."""
-    model = GPT(config, vocab_size).eval().to(device)
-    prepare_for_sampling(model, DTYPES[precision], prefers_slabs("cpu", precision))
+    with torch.device(device):
+        model = GPT(config, vocab_size).eval()
+    prepare_for_sampling(model, DTYPES[precision], prefers_slabs(device, precision))
 
     def draw() -> None:
         with autocast(device, precision):
@@ -48,7 +49,7 @@ def theirs(
     config: ModelConfig, vocab_size: int, n_token: int, batch: int, precision: str, device: str
 ):
     """The same with transformers."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     logging.set_verbosity_error()
@@ -58,10 +59,10 @@ def theirs(
         "n_embd": config.d_model,
         "n_positions": config.context_length,
     }
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=None, **shape)
-    ).eval()
-    model.to(device, getattr(torch, precision))
+    options = GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=None, **shape)
+    with torch.device(device):
+        model = GPT2LMHeadModel(options).eval()
+    model.to(getattr(torch, precision))
     prompt = torch.ones(batch, 1, dtype=torch.long, device=device)
 
     def draw() -> None:
@@ -94,9 +95,9 @@ def past_the_edge(config: ModelConfig, vocab_size: int, precision: str) -> float
     return n_token / (time.perf_counter() - began)
 
 
-def read_rate(n_bytes: int) -> float:
-    """Bytes per second at which this machine reads a float32 array of the model's size."""
-    weights = torch.ones(n_bytes // 4)
+def read_rate(n_bytes: int, device: str = "cpu") -> float:
+    """Bytes per second at which the device reads a float32 array of so many bytes."""
+    weights = torch.ones(n_bytes // 4, device=device)
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()

@@ -1,5 +1,5 @@
 """Training: the speed-runs against nanoGPT's CPU recipe, throughput, where a step's milliseconds
-go, start-up, a GPU's figures.
+go, start-up. What a GPU does is measured by `benchmarks.gpu`.
 
     python -m benchmarks.train                      # all but best: 11 to 25 minutes on two cores
     python -m benchmarks.train speedrun --rounds 3  # goals of time and of loss, whole processes
@@ -30,16 +30,16 @@ from benchmarks.machine import (
     run_training,
     spread,
 )
+from benchmarks.steps import make_step
 from configs import PRESETS, OptimConfig
 from model.config import ModelConfig
 from model.gpt import GPT
-from ops.device import autocast, device_name, resolve, set_up
+from ops.device import resolve, set_up
 from ops.speed import flops_per_token, matrix_rate
 from training.loss import cross_entropy
-from training.optimizer import clip_gradients, make_optimizers
 from viz.figures import make_figure
 
-SECTIONS = ("speedrun", "throughput", "profile", "startup", "gpu")
+SECTIONS = ("speedrun", "throughput", "profile", "startup")
 NANOGPT_SECONDS, NANOGPT_RATE, NANOGPT_LOSS = 93.0, 180e9, 1.898
 """nanoGPT's own CPU recipe took 93 s where a float32 product ran at 180 GFLOP/s; its checkpoint's
 whole-split loss.
@@ -116,28 +116,6 @@ def speedrun(rounds: int, data: Path) -> tuple[list[dict], object, str]:
         {"seconds": seconds, "losses": losses, "rates": rates, "yardstick": yardstick},
         notes,
     )
-
-
-def make_step(
-    config: ModelConfig, optim: OptimConfig, vocab_size: int, precision: str, compiled: bool
-) -> Callable[[], None]:
-    """A function that makes one update on random tokens, as train.py does."""
-    torch.manual_seed(0)
-    model = GPT(config, vocab_size)
-    optimizers = make_optimizers(model, optim, precision)
-    tokens = torch.randint(vocab_size, (optim.batch_size, config.context_length))
-    forward = torch.compile(model) if compiled else model
-
-    def step() -> None:
-        with autocast("cpu", precision):
-            loss = cross_entropy(forward(tokens), tokens)
-        loss.backward()
-        clip_gradients(model, optim.grad_clip).item()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return step
 
 
 def plain_loop() -> Callable[[], None]:
@@ -330,58 +308,23 @@ def startup(rounds: int, data: Path) -> tuple[list[dict], object, str]:
     return rows, {"help": helps, "first_step": firsts, "exit": ends}, ""
 
 
-def gpu(rounds: int, _data: Path) -> tuple[list[dict], object, str]:
-    """GPT-2 124M on CUDA: bfloat16, fused attention, compiled."""
-    if not torch.cuda.is_available():
-        return [], None, "GPU: none at hand, so nothing was measured on one."
-    config = ModelConfig()
-    model = GPT(config, 50_304).cuda()
-    optimizers = make_optimizers(model, OptimConfig(), "bfloat16")
-    tokens = torch.randint(50_257, (16, config.context_length), device="cuda")
-    compiled = torch.compile(model)
-    laps = []
-    for number in range(10 + 10 * rounds):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        with autocast("cuda", "bfloat16"):
-            loss = cross_entropy(compiled(tokens), tokens)
-        loss.backward()
-        clip_gradients(model, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.cuda.synchronize()
-        if number >= 10:
-            laps.append(time.perf_counter() - began)
-    rates = [tokens.numel() / lap for lap in laps]
-    peak = matrix_rate("cuda", "bfloat16", 8192)
-    share = flops_per_token(model) * statistics.median(rates) / peak
-    rows = [
-        {
-            "GPT-2 124M, batch 16 x 1,024, bfloat16, compiled": device_name("cuda"),
-            "tokens/s": spread(rates, ",.0f"),
-            "MFU": f"{share:.0%}",
-        }
-    ]
-    return (
-        rows,
-        {"seconds": laps, "matrix_rate": peak},
-        "MFU: against the measured rate of an 8192-wide bfloat16 product.",
-    )
+def best_so_far(log: list[dict]) -> list[dict]:
+    """The best loss so far over the minutes since a run's first step, from its log."""
+    clock, curve, lowest = 0.0, [], float("inf")
+    for record in log:
+        if record["kind"] == "train":
+            # Since the record before; an evaluation counts into the next.
+            clock += sum(record["seconds"].values())
+        elif record["kind"] == "eval" and record["val_loss"] < lowest:
+            lowest = record["val_loss"]
+            curve.append({"step": record["step"], "minutes": clock / 60, "best_loss": lowest})
+    return curve
 
 
 def best(_rounds: int, data: Path) -> tuple[list[dict], object, str]:
     """speedrun-best once: the curve of the best loss so far over the time since its start."""
     run = run_training("speedrun-best", "--data", data)
-    clock, curve, lowest = 0.0, [], float("inf")
-    for record in run["log"]:
-        if record["kind"] == "train":
-            clock += sum(
-                record["seconds"].values()
-            )  # since the record before; an evaluation counts into the next
-        elif record["kind"] == "eval" and record["val_loss"] < lowest:
-            lowest = record["val_loss"]
-            curve.append({"step": record["step"], "minutes": clock / 60, "best_loss": lowest})
+    curve = best_so_far(run["log"])
     rows = [
         {
             "minutes": f"{p['minutes']:.1f}",
