@@ -75,6 +75,10 @@ MATHEMATICS = {
         "dropout": 0.5,
         "window": 4,
         "bigrams": 7,
+        "n_kv_head": 1,
+        "d_ff": 7,
+        "rope_base": 7.0,
+        "norm_eps": 0.7,
     },
     **{
         "optimizer": "muon",
@@ -84,7 +88,8 @@ MATHEMATICS = {
         "max_steps": 77,
         "schedule": "linear",
     },
-    **{"batch_size": 8, "beta1": 0.7, "beta2": 0.7, "weight_decay": 0.7, "grad_clip": 7.0},
+    **{"batch_size": 8, "beta1": 0.7, "beta2": 0.7, "eps": 0.7},
+    **{"weight_decay": 0.7, "grad_clip": 7.0},
     "seed": 7,
 }
 SAVED = make_config("d", "r")
