@@ -74,9 +74,9 @@ def fast_attention(
     if q_BHTK.shape[:2] != k_BHSK.shape[:2]:  # heads that share keys: the kernel broadcasts
         taken = "kernel"
     elif mask.window and n_query == n_key:
-        out_BHTK = flex_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
-        if out_BHTK is not None:
-            return out_BHTK
+        out = flex_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+        if out is not None:
+            return out
     if taken == "short":
         return _short_attention(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
     if taken == "blocks":

@@ -77,7 +77,6 @@ MATHEMATICS = {
         "bigrams": 7,
         "n_kv_head": 1,
         "d_ff": 7,
-        "rope_base": 7.0,
         "norm_eps": 0.7,
     },
     **{
@@ -109,7 +108,7 @@ def test_every_field_is_thought_of():
         for section in (SAVED.model, SAVED.data, SAVED.optim, SAVED.run)
         for f in dataclasses.fields(section)
     }
-    assert fields == {*FREE, *ROUNDING, *MATHEMATICS, "overwrite"}
+    assert fields == {*FREE, *ROUNDING, *MATHEMATICS, "rope_base", "overwrite"}
 
 
 @pytest.mark.parametrize("name", [*FREE, *ROUNDING])
@@ -119,12 +118,16 @@ def test_may_change(name):
     assert merge_on_resume(given, SAVED) == given
 
 
-@pytest.mark.parametrize("name", MATHEMATICS)
+@pytest.mark.parametrize("name", [*MATHEMATICS, "rope_base"])
 def test_must_not_change(name):
+    changed, saved = {name: MATHEMATICS.get(name)}, SAVED
+    if name == "rope_base":  # rotary positions alone have one
+        changed = {"positions": "rotary", "rope_base": 7.0}
+        saved = make_config("d", "r", positions="rotary")
     with pytest.raises(UserError, match=rf"^{name} is .*, but the run to resume has ") as caught:
-        merge_on_resume(make_config("d", "r", **{name: MATHEMATICS[name]}), SAVED)
+        merge_on_resume(make_config("d", "r", **changed), saved)
     assert len(str(caught.value).splitlines()) == 1
-    assert str(MATHEMATICS[name]) in str(caught.value)
+    assert str(changed[name]) in str(caught.value)
 
 
 @pytest.mark.parametrize(
