@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.gpu.task import Missing, Task
 
 Section = Callable[[Task], None]
-PRELOADED = ["benchmarks.gpu.sections"]
+PRELOADED = ["benchmarks.gpu.sections", "ops.session", "training.trainer", "viz.probe", "train"]
 PATIENCE = 2.0
 """Seconds that a process has to end when it is told to."""
 
