@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import traceback
 import types
 from pathlib import Path
@@ -255,7 +256,9 @@ def install():
 def found(code, folder, error=""):
     """What one training or sampling did, as JSON holds it."""
     listed = [[*key, count] for key, count in sorted(waits.items())]
-    return {"code": code, "folder": str(folder), "waits": listed, "error": error}
+    threads = [thread.name for thread in threading.enumerate() if "feeder" in thread.name]
+    folder = str(folder)
+    return {"code": code, "folder": folder, "waits": listed, "error": error, "threads": threads}
 
 
 def try_it(folder, function):

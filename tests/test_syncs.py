@@ -55,6 +55,7 @@ def test_a_training_keeps_its_tensors_on_one_device(pretended, name):
     """A mix of devices raises on the pretend GPU as on a real one."""
     run = pretended["trainings"][name]
     assert run["code"] == 0, run["error"] + run["printed"]
+    assert run["threads"] == []
     said = "as asked: stopped after step 3" if name == "begun" else "done: best validation loss"
     assert said in run["printed"]
 
@@ -95,6 +96,7 @@ def test_losses_that_stay_no_numbers_end_the_run(pretended):
     assert run["code"] is None
     assert "loss or gradient is not finite at step 5 and" in run["error"].replace("\n", " ")
     assert run["printed"].count("update skipped") == 5
+    assert run["threads"] == []
     after = pretended["failures"]["resumed"]
     assert after["code"] == 0, after["error"] + after["printed"]
 
