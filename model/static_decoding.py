@@ -128,7 +128,7 @@ class StaticCache(KVCache):
     """
 
     def __init__(self, n_row: int, capacity: int, device: torch.device, captures: bool = False):
-        super().__init__(n_row, 8 * -(-capacity // 8))  # kernels want masks of a multiple of 8
+        super().__init__(n_row, 16 * -(-capacity // 16))  # of which the kernel wants masks
         self.captures = captures
         self.inputs = torch.zeros(3, n_row, dtype=torch.int64, device=device)
         self.n_step: Counter[int] = Counter()

@@ -27,6 +27,11 @@ def where_drawn(logits_BV: Tensor) -> Tensor:
     """`logits_BV` where a token is drawn from them: on CUDA where they are, unless deterministic
     algorithms are asked for, of which CUDA has none for a running sum; else on the CPU, as other
     devices (MPS) have no float64.
+
+    The uniform numbers are of the same generators either way, so a seed means the same. CUDA's
+    exponentials and sums differ in the last of float64's bits, from the CPU's and from run to run,
+    and equal probabilities may be ordered otherwise by top-k and top-p: given the same logits, that
+    alone can change a token. The logits themselves differ far more.
     """
     stays = logits_BV.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
     return logits_BV if stays else logits_BV.cpu()

@@ -19,9 +19,10 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.fast_attention import fast_attention
 from model.fast_sampling import prepare_for_sampling
-from model.generate import generate
+from model.generate import _logits_with_cache, generate
 from model.gpt import GPT
 from model.sampling import Sampling
+from model.static_decoding import StaticCache
 from viz.record import record_attention
 
 FOLDER = Path(__file__).parents[1] / "model"
@@ -152,6 +153,9 @@ def run_everything(attend, options):
         T=(1, 3, 6), S=(3, 6, 7, 8, 9)
     ):  # one row reaches the edge and is read again while the other goes on
         list(generate(model, [[1] * 7, [2] * 4], 7, Sampling(top_k=3)))
+    with checker.watching(T=(1, 6), S=(6, 16)), torch.inference_mode():
+        static = StaticCache(N_ROW, 9, torch.device("cpu"))
+        _logits_with_cache(model, [[1] * 7, [2] * 7], static)
     prepare_for_sampling(model, torch.float32)
     with checker.watching(T=7, S=7), torch.no_grad():
         model(tokens)
