@@ -30,8 +30,11 @@ class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype
     given.
 
-    PyTorch's own goes through them one at a time and always in bfloat16.
+    PyTorch's own goes through them one at a time and always in bfloat16. Several processes may put
+    a function in the place of `orthogonalize` that shares the matrices out among them.
     """
+
+    orthogonalize = staticmethod(orthogonalize)
 
     def __init__(self, params: list[dict[str, Any]], dtype: torch.dtype, **options: Any):
         super().__init__(params, adjust_lr_fn="match_rms_adamw", **options)
@@ -52,7 +55,7 @@ class BatchedMuon(torch.optim.Muon):
                 momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
-                updates = orthogonalize(
+                updates = self.orthogonalize(
                     torch.stack(ahead).to(self.dtype),
                     group["ns_coefficients"],
                     group["ns_steps"],
