@@ -6,17 +6,27 @@ makes the same steps as one process, up to the order of float sums.
 """
 
 import contextlib
+import functools
+import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from configs import Config
 from errors import UserError
+from training.muon import BatchedMuon
+
+FAST_LINKS = {"cuda"}
+"""Kinds of device between which sending a matrix is cheaper than making it anew. A CPU's runs are
+also to stay what they were, bit for bit.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,15 +52,27 @@ class Processes:
         """The device of this process: of several GPUs each takes its own."""
         return f"cuda:{self.local_rank}" if device == "cuda" and self.count > 1 else device
 
-    def shard(self, model: nn.Module) -> None:
+    def shard(self, model: nn.Module, precision: str = "float32") -> None:
         """With FSDP2, leave in this process its share of each tensor: block by block, then what is
         left.
+
+        On CUDA in bfloat16 the blocks are gathered in bfloat16, half of the bytes, as autocast
+        would round them anyway; gradients are averaged in float32. The stream between the blocks,
+        and the embeddings that it starts from, stay in float32.
         """
         if self.is_sharded:
-            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+            from torch.distributed.fsdp import (
+                MixedPrecisionPolicy,
+                fully_shard,
+                register_fsdp_forward_method,
+            )
 
+            policy = MixedPrecisionPolicy()
+            if precision == "bfloat16" and next(model.parameters()).device.type in FAST_LINKS:
+                half, full = torch.bfloat16, torch.float32
+                policy = MixedPrecisionPolicy(half, full, cast_forward_inputs=False)
             for block in model.blocks:
-                fully_shard(block)
+                fully_shard(block, mp_policy=policy)
             fully_shard(model)
             register_fsdp_forward_method(model, "features")  # sampling calls it instead of forward
 
@@ -72,13 +94,33 @@ class Processes:
             return model.no_sync()
         return contextlib.nullcontext()
 
+    def share_products(self, optimizers: list[torch.optim.Optimizer], device: str) -> None:
+        """Under DDP on CUDA, have each process orthogonalise its share of Muon's matrices."""
+        if self.count == 1 or self.is_sharded or device.partition(":")[0] not in FAST_LINKS:
+            return
+        for optimizer in optimizers:
+            if isinstance(optimizer, BatchedMuon):
+                own = optimizer.orthogonalize
+                optimizer.orthogonalize = functools.partial(self.in_shares, own)  # type: ignore
+
+    def in_shares(self, function: Callable[..., Tensor], stack: Tensor, *rest: Any) -> Tensor:
+        """`function(stack, *rest)`, which treats the matrices of a stack (N, rows, columns) one by
+        one: each process computes some, and all get all of them, the same bits.
+        """
+        n_each = math.ceil(len(stack) / self.count)
+        n_missing = n_each * self.count - len(stack)
+        mine = F.pad(stack, (0, 0, 0, 0, 0, n_missing)).chunk(self.count)[self.rank]
+        done = function(mine, *rest).contiguous()
+        whole = done.new_empty(n_each * self.count, *done.shape[1:])
+        dist.all_gather_into_tensor(whole, done)
+        return whole[: len(stack)]
+
     def sum(self, *numbers: float | Tensor, device: str = "cpu") -> list[float]:
         """Each number summed over the processes."""
         if self.count == 1:
             return [float(number) for number in numbers]
-        total = torch.tensor(
-            [float(number) for number in numbers], dtype=torch.float64, device=device
-        )
+        place = device if str(device).startswith("cuda") else "cpu"  # where gloo adds
+        total = torch.tensor([float(number) for number in numbers], dtype=torch.float64).to(place)
         dist.all_reduce(total)
         return total.tolist()
 
@@ -181,7 +223,8 @@ def start(config: Config, store: dist.Store | None) -> Processes:
     if on_cuda:
         torch.cuda.set_device(local_rank())
     backend = "nccl" if on_cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    card = torch.device("cuda", local_rank()) if on_cuda else None  # NCCL would guess at barriers
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, device_id=card)
     return Processes(rank, count, local_rank(), config.run.strategy)
 
 

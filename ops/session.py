@@ -122,12 +122,13 @@ class Session:
 
     def place(self, model: GPT) -> None:
         """Move the model to its device, or this process's share of it."""
-        self.processes.shard(model.to(self.device))
+        self.processes.shard(model.to(self.device), self.config.run.precision)
         if self.config.run.recompute:
             recompute_blocks(model)
 
     def restore(self, optimizers: list[Optimizer], scaler: torch.amp.GradScaler) -> State:
         """Where the run stands: at the checkpoint, whose moments go to the optimizers, or at 0."""
+        self.processes.share_products(optimizers, self.device)
         checkpoint, self.checkpoint = self.checkpoint, None  # memory holds its tensors no longer
         if checkpoint is None:
             self.state = State()

@@ -2,7 +2,9 @@
 float sums, and checkpoints that any of them can go on from.
 """
 
+import functools
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -19,13 +21,17 @@ from helpers import (
     fork_training,
     losses,
     make_config,
+    make_model,
     nonsense,
     read_records,
     train_here,
     write_corpus,
 )
 
+from configs import OptimConfig
+from ops import distributed
 from ops.checkpoint import load, open_run
+from ops.device import autocast
 from ops.distributed import (
     Processes,
     announced,
@@ -36,6 +42,8 @@ from ops.distributed import (
     world_size,
 )
 from ops.meeting import disagreement
+from training.loss import cross_entropy
+from training.optimizer import make_optimizers
 
 STEPS = 50
 COMMON = {
@@ -202,6 +210,50 @@ def test_two_processes_with_muon(tmp_path, data):
     assert train_here(make_config(data, tmp_path / "alone", **fields)) == 0
     train_together(2, make_config(data, tmp_path / "r", **fields), tmp_path / "out")
     same_curve(tmp_path / "r", losses(tmp_path / "alone"), tolerance=1e-5)
+
+
+def muon_weights(processes=None):
+    """A model's weights after two updates, each process having its share of the products."""
+    model = make_model(seed=0, n_layer=3)
+    optimizers = make_optimizers(model, OptimConfig(optimizer="muon"))
+    if processes is not None:
+        processes.share_products(optimizers, "cpu")
+        assert isinstance(optimizers[1].orthogonalize, functools.partial)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for optimizer in optimizers:
+            optimizer.step()
+    return model.state_dict()
+
+
+def share_muon(rank, place):
+    """One of two processes, between which sending is cheap."""
+    torch.set_num_threads(1)
+    distributed.FAST_LINKS = {"cpu"}
+    store = torch.distributed.FileStore(f"{place}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.save(muon_weights(Processes(rank, 2)), f"{place}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_muons_products_are_shared_out(tmp_path):
+    """12 matrices of one shape and three of two others: the update is one process's, up to float
+    sums, and the same bits in both.
+    """
+    context = multiprocessing.get_context("fork")  # this process has torch, and one thread
+    group = [context.Process(target=share_muon, args=(rank, str(tmp_path))) for rank in (0, 1)]
+    for process in group:
+        process.start()
+    for process in group:
+        process.join(60)
+        process.kill()
+    assert [process.exitcode for process in group] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    expected = muon_weights()
+    for name, weight in expected.items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], weight, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -397,6 +449,69 @@ def test_places():
     assert second.is_sharded
     assert (second.device("cuda"), second.device("cpu")) == ("cuda:1", "cpu")
     assert not Processes(count=1, strategy="fsdp").is_sharded
+
+
+@pytest.mark.parametrize("n_matrix", [1, 3, 4])
+def test_shares_by_hand(monkeypatch, n_matrix):
+    """Each of three processes doubles its own; what all of them send is put together."""
+    stack = torch.arange(n_matrix * 4.0).view(n_matrix, 2, 2)
+    sent = {}
+
+    def send(whole, mine):
+        sent[rank] = mine.clone()
+        whole.copy_(torch.cat([sent.get(r, torch.full_like(mine, -1.0)) for r in range(3)]))
+
+    monkeypatch.setattr(distributed.dist, "all_gather_into_tensor", send)
+    for rank in range(3):
+        found = Processes(rank, 3).in_shares(lambda x, factor: factor * x, stack, 2.0)
+    assert torch.equal(found, 2 * stack)
+    assert {len(mine) for mine in sent.values()} == {-(-n_matrix // 3)}
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # CUDA's autocast widens a norm's weights
+@pytest.mark.parametrize(
+    ("links", "precision", "gathered"),
+    [
+        ({"cpu"}, "bfloat16", torch.bfloat16),
+        ({"cpu"}, "float32", torch.float32),
+        ({"cuda"}, "bfloat16", torch.float32),
+    ],
+)
+def test_blocks_are_gathered_in_bfloat16(monkeypatch, group, links, precision, gathered):
+    """As between GPUs; weights, gradients and the stream between blocks stay in float32."""
+    monkeypatch.setattr(distributed, "FAST_LINKS", links)
+    tokens, seen = torch.arange(16).view(2, 8) % 11, []
+
+    def look(attention, *_):
+        seen.append(attention.query.weight.dtype)
+
+    results = []
+    for strategy in ("ddp", "fsdp"):
+        model = make_model(seed=0, norm="rmsnorm", bias=False, tie_embeddings=False)
+        if strategy == "fsdp":
+            Processes(0, 2, 0, "fsdp").shard(model, precision)
+            model.blocks[0].attention.register_forward_hook(look)
+            model.blocks[0].register_forward_hook(lambda _, given, out: seen.append(out.dtype))
+        with autocast("cpu", precision):
+            loss = cross_entropy(model(tokens), tokens)
+        loss.backward()
+        gradient = model.blocks[0].mlp.up.weight.grad
+        results.append((loss.detach(), gather(gradient, True)))
+    assert gradient.dtype == model.blocks[0].mlp.up.weight.dtype == torch.float32
+    assert seen == [gathered, torch.float32]
+    # The norms' weights, all ones, and autocast's own rounding of the others are the same.
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=2**-7, atol=1e-6)
 
 
 def test_gather_copies_and_keeps_containers():

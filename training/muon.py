@@ -30,10 +30,13 @@ class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon, with all matrices of one shape orthogonalised in one go, in the dtype
     given.
 
-    PyTorch's own goes through them one at a time and always in bfloat16. `found_inf`, where it is
-    set, is the flag of PyTorch's fused optimizers: above 0, on the device, a step changes nothing.
+    PyTorch's own goes through them one at a time and always in bfloat16. Several processes may put
+    a function in the place of `orthogonalize` that shares the matrices out among them.
+    `found_inf`, where it is set, is the flag of PyTorch's fused optimizers: above 0, on the device,
+    a step changes nothing.
     """
 
+    orthogonalize = staticmethod(orthogonalize)
     found_inf: Tensor | None = None
 
     def __init__(self, params: list[dict[str, Any]], dtype: torch.dtype, **options: Any):
@@ -59,7 +62,7 @@ class BatchedMuon(torch.optim.Muon):
                     gradients = [torch.where(wrong, *pair) for pair in pairs]
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
-                updates = orthogonalize(
+                updates = self.orthogonalize(
                     torch.stack(ahead).to(self.dtype),
                     group["ns_coefficients"],
                     group["ns_steps"],
