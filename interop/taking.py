@@ -207,7 +207,7 @@ def read_weights(source: Source, n_row: int, n_kept: int) -> dict[str, Tensor]:
                 "file is damaged, or training had diverged"
             )
         if name in (source.places["embed.weight"].name, HEAD) and n_kept < n_row:
-            tensor = tensor[:n_kept].clone()
+            tensor = tensor[:n_kept]
         weights |= split(tensor, group)
     if source.config.tie_embeddings:
         weights["unembed.weight"] = weights["embed.weight"]

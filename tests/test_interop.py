@@ -516,31 +516,30 @@ def test_models_of_transformers_come_in(transformers, tmp_path):
     }
     tokens = torch.randint(256, (2, 64))
     for name, theirs in models.items():
-        theirs = theirs.eval().bfloat16()
-        theirs.save_pretrained(tmp_path / name)
+        theirs.bfloat16().save_pretrained(tmp_path / name)
+        theirs = type(theirs).from_pretrained(tmp_path / name, dtype=torch.float32).eval()
         take_in(str(tmp_path / name), tmp_path / f"{name}-run", "byte")
         ours, _, _ = open_run(tmp_path / f"{name}-run")
         with torch.no_grad():
-            assert_close(ours(tokens), theirs.float()(tokens).logits, rtol=0, atol=1e-5)
+            assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_commands(tmp_path):
-    """Out, in, and on: drawn from, looked at, trained further."""
+    """Out, in, and drawn from; a folder that holds a run is left alone."""
     write_run(tmp_path / "run", **LLAMA)
     out, again = tmp_path / "out", tmp_path / "again"
     assert "in Llama's format" in command("interop/export.py", tmp_path / "run", "--out", out)[0]
-    assert "is not empty" in command("interop/export.py", tmp_path / "run", "--out", out, code=2)[1]
-    command("interop/export.py", tmp_path / "run", "--out", out, "--overwrite")
     assert "llama's shape" in command("interop/load.py", out, "--out", again)[0]
-    first = command("sample.py", tmp_path / "run", "--prompt", "a", "--max-new-tokens", 20)[0]
-    assert command("sample.py", again, "--prompt", "a", "--max-new-tokens", 20)[0] == first
-    page = tmp_path / "page.html"
-    command("attention_map.py", again, "--text", "some text", "--out", page)
-    assert page.stat().st_size > 10_000
-    other = write_run(tmp_path / "modern", **MODERN)
-    assert other.step == 3
-    error = command("interop/export.py", tmp_path / "modern", "--out", tmp_path / "no", code=2)[1]
+    drawn = command("sample.py", again, "--prompt", "ab", "--max-new-tokens", 20)[0]
+    assert drawn.startswith("ab")
+    error = command("interop/load.py", out, "--out", again, code=2)[1]
     assert error.count("\n") == 1
-    assert "--qk-norm" in error
+    assert "is not empty: --overwrite" in error
+
+
+def test_a_run_that_cannot_be_expressed_leaves_nothing(tmp_path):
+    write_run(tmp_path / "modern", **MODERN)
+    with pytest.raises(UserError, match="no format has its --qk-norm"):
+        give_out(str(tmp_path / "modern"), tmp_path / "no")
     assert not (tmp_path / "no").exists()
