@@ -59,10 +59,7 @@ def shape_there(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
 def split(tensor: Tensor, group: list[tuple[str, Place]]) -> dict[str, Tensor]:
     """Our tensors of one of theirs, each in memory of its own."""
     place = group[0][1]
-    rows = tensor.mT if place.transposed else tensor
-    parts = rows.chunk(place.n_part)
-    if place.n_part == 1 and not place.transposed:
-        return {group[0][0]: tensor}
+    parts = (tensor.mT if place.transposed else tensor).chunk(place.n_part)
     return {
         ours: parts[place.part].clone(memory_format=torch.contiguous_format)
         for ours, place in group

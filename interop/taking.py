@@ -149,6 +149,7 @@ def _open_published(path: Path) -> Source:
         raise UserError(f"{keys.origin}: {error}") from None
     keys.finish()
     weights = Plain(find_weights(path) if path.is_dir() else open_weights(path))
+    check_depth(config, weights)
     places = FORMATS[kind].places(config)
     return Source(folder, config, weights, places, kind, end, begin, notes=notes)
 
@@ -176,6 +177,7 @@ def _open_checkpoint(path: Path) -> Source:
         )
     except ValueError as error:
         raise UserError(f"{path}, model_args: {error}") from None
+    check_depth(config, weights)
     step, loss = nanogpt.step_and_loss(state)
     places = gpt2.places(config, linear=True)
     return Source(path.parent, config, weights, places, "nanoGPT", step=step, loss=loss)
@@ -205,7 +207,7 @@ def read_weights(source: Source, n_row: int, n_kept: int) -> dict[str, Tensor]:
                 "file is damaged, or training had diverged"
             )
         if name in (source.places["embed.weight"].name, HEAD) and n_kept < n_row:
-            tensor = tensor[:n_kept].clone()
+            tensor = tensor[:n_kept]
         weights |= split(tensor, group)
     if source.config.tie_embeddings:
         weights["unembed.weight"] = weights["embed.weight"]
@@ -217,7 +219,7 @@ def check_shapes(source: Source, groups: dict[str, list[tuple[str, Place]]], n_r
     of its shape. Nothing is read or allocated.
     """
     found = set(source.weights.names())
-    wanted = our_shapes(source.config, n_row, found)
+    wanted = our_shapes(source.config, n_row)
     for name, group in groups.items():
         ours, place = group[0]
         if name not in found:
@@ -254,14 +256,17 @@ def _is_zero(source: Source, name: str) -> bool:
     return not source.weights.read(name).any()
 
 
-def our_shapes(config: ModelConfig, n_row: int, found: set[str]) -> dict[str, tuple[int, ...]]:
-    """The shape of each of our tensors. Raises UserError for more layers than `found` can hold, and
-    for sizes beyond any memory.
-    """
-    if config.n_layer > len(found):
+def check_depth(config: ModelConfig, weights: Plain) -> None:
+    """Raise UserError for more layers than there are tensors, before any are counted through."""
+    n_tensor = len(weights.actual)
+    if config.n_layer > n_tensor:
         raise UserError(
-            f"the configuration names {config.n_layer:,} layers, there are {len(found):,} tensors"
+            f"the configuration names {config.n_layer:,} layers, there are {n_tensor:,} tensors"
         )
+
+
+def our_shapes(config: ModelConfig, n_row: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each of our tensors. Raises UserError for sizes beyond any memory."""
     try:
         with torch.device("meta"):
             shallow = GPT(dataclasses.replace(config, n_layer=1), n_row).state_dict()

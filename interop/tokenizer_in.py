@@ -145,7 +145,9 @@ def _pattern(cutter: dict[str, Any] | None) -> str | None:
 
 
 def _in_order(merges: list[Any], words: dict[int, str], last: int) -> bool:
-    """Whether each merge makes the token of the next id, as where ids are ranks."""
+    """Whether merges make the token of each id in turn, by one pair of words or several, as where
+    ids are ranks.
+    """
     made = ["".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in merges]
     longer = [words[i] for i in range(last) if len(words[i]) > 1]
-    return made == longer
+    return list(dict.fromkeys(made)) == longer

@@ -36,7 +36,7 @@ class Weights(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor:
-        """In float32, in memory of its own."""
+        """In float32; it may lie in the file, mapped into memory."""
         ...
 
 
@@ -98,7 +98,7 @@ class InMemory:
     def read(self, name: str) -> Tensor:
         if not self.tensors[name].is_floating_point():
             raise UserError(f"{name} holds {self.tensors[name].dtype}, not weights")
-        return self.tensors[name].to(torch.float32, copy=True).contiguous()
+        return self.tensors[name].float()
 
 
 class SafeTensors:
@@ -143,7 +143,7 @@ class SafeTensors:
 
         # Opened anew for each tensor: what was read of the mapped file is given back.
         with safe_open(self.path_of[name], framework="pt") as file:
-            return file.get_tensor(name).to(torch.float32, copy=True)
+            return file.get_tensor(name).float()
 
 
 def sharded(index: Path) -> list[Path]:

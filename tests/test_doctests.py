@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in ("model", "data", "configs", "training", "ops", "viz")
+    for folder in ("model", "data", "configs", "training", "ops", "viz", "interop")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if ">>>" in path.read_text(encoding="utf-8")
 ]
