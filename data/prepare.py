@@ -554,7 +554,7 @@ def _prepare_into(
     for line in [*corpus.report(), *counted.survey.report()]:
         print(line)
     _note_order(dataset, counted, options)
-    if counted.n_spelled:
+    if counted.n_spelled > 1:  # once may be a mention
         print(
             f"note: the text spells {USUAL_DELIMITER} {counted.n_spelled:,} times, which is "
             f"ordinary text here: --split-on '{USUAL_DELIMITER}' makes documents of what stands "

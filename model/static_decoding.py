@@ -62,10 +62,10 @@ class OneToken(KVCache):
     def tokens_before(self, tokens_BT: Tensor) -> Tensor:
         return self.inputs[1][:, None]
 
-    def write(self, layer: int, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        self.cache.make_layers(layer + 1, k_BHTK)
+    def write(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        self.cache.make_layers(layer + 1, k_BGTK)
         keys, values = self.cache.layers[layer]
-        for store, new in ((keys, k_BHTK), (values, v_BHTK)):
+        for store, new in ((keys, k_BGTK), (values, v_BGTK)):
             store[self.row, :, self.inputs[2][:, None]] = new.transpose(1, 2)
         return keys.narrow(2, 0, self.capacity), values.narrow(2, 0, self.capacity)
 

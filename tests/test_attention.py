@@ -644,6 +644,7 @@ def test_cache_writes_behind_each_row():
     first, second = some(2, 3, 4, 5, grad=False), some(2, 3, 2, 5, grad=False)
     cache.write(0, first, -first)
     cache.lengths = [1, 4]
+    cache.place(torch.zeros(2, 2, dtype=torch.long), Mask())
     keys, values = cache.write(0, second, -second)
     assert keys.shape == (2, 3, 6, 5)
     assert torch.equal(keys[0, :, :3], torch.cat((first[0, :, :1], second[0]), 1))
