@@ -169,9 +169,9 @@ def compute(function, args, kwargs):
     ]
     device = kwargs.get("device")
     to_cuda = device is not None and torch.device(device).type == "cuda"
-    is_patient = kwargs.get("non_blocking") or (
-        name.startswith("aten.copy_.") and args[2:] == (True,)
-    )
+    is_patient = kwargs.get("non_blocking", False)
+    if name.startswith("aten.copy_."):
+        is_patient = args[2:] == (True,)
     check_devices(name, pretends, others, is_patient)
     if is_move(name) and others and to_cuda:
         if not kwargs.get("non_blocking"):

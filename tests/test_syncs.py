@@ -66,9 +66,8 @@ def test_a_step_waits_where_it_is_meant_to(pretended, name):
 def test_sampling_waits_where_it_is_meant_to(pretended):
     for name, run in pretended["samplings"].items():
         assert run["code"], name + run["error"]
-        assert {
-            (what, place) for what, _, place, _ in run["waits"]
-        } <= WAITS_OF_A_TOKEN | WAITS_OF_A_PROMPT
+        waits = {(what, place) for what, _, place, _ in run["waits"]}
+        assert waits <= WAITS_OF_A_TOKEN | WAITS_OF_A_PROMPT
 
 
 @pytest.mark.slow
