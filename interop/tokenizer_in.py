@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.foreign import LETTERS
+from data.patterns import GPT2
 from data.tokenizer import (
     ALL_BYTES,
     SEPARATOR_TEXT,
@@ -21,7 +22,7 @@ from data.tokenizer import (
 from data.vocabulary import borrow_tokenizer
 from errors import UserError
 from interop.keys import read_json
-from interop.patterns import GPT2, PATTERNS
+from interop.patterns import PATTERNS
 from interop.tokenizer_out import tokenizer_json
 
 GPT2_SIZES = (50_257, 50_304)

@@ -261,6 +261,8 @@ class Session:
         neither; all processes take part. Raises MachineError where an earlier save has failed.
         """
         self.saver.check()
+        if self.unread:  # a signal came behind the last look
+            self._read()
         names = [BEST] * is_best + [LATEST] * is_latest
         if not names:
             return

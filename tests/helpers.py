@@ -27,6 +27,8 @@ from ops import checkpoint as checkpoints
 from ops.stopping import Stop
 
 ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+"""Texts and vocabularies that not every machine has: a test that reads them skips without."""
 PRELOADED = [
     "torch.distributed.fsdp",
     "matplotlib.figure",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import SHARED
 
 from data import prepare as prepare_module
 from data.tokenizer import load_tokenizer
@@ -22,7 +23,6 @@ from data.tokenizer import load_tokenizer
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
 TINY = SHARED / "corpora" / "tinyshakespeare.txt"
 POEM = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n" * 20
 

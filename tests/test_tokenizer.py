@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import regex
+from helpers import SHARED
 
 from data import patterns, tokenizer as tk
 from errors import MachineError, UserError
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
 GPT2_CACHE = SHARED / "tiktoken_cache"
 # As published with GPT-2.
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

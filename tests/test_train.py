@@ -766,6 +766,9 @@ def test_a_run_that_had_no_scaler_begins_with_a_fresh_one(tmp_path):
     """As when a bfloat16 run goes on in float16 on another GPU."""
     checkpoint = Checkpoint(3, {}, {}, {}, "f", best_val_loss=2.0)
     scaler = torch.amp.GradScaler("cpu")
-    state = Session.restore(SimpleNamespace(checkpoint=checkpoint, folder=tmp_path), [], scaler)
+    session = SimpleNamespace(
+        checkpoint=checkpoint, folder=tmp_path, device="cpu", processes=distributed.Processes()
+    )
+    state = Session.restore(session, [], scaler)
     assert (state.step, state.best_val_loss) == (3, 2.0)
     assert scaler.get_scale() == torch.amp.GradScaler("cpu").get_scale()
