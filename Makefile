@@ -3,6 +3,7 @@
 # make check  lint, format, types and the short tests
 # make test   lint, format and all tests but the drill
 # make drill  the long versions of tests and measurements
+# make mutants  plant faults in a copy, one at a time, and see which test turns red (docs/mutants.md)
 #
 # A CPU-only machine with Linux: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # fetches PyTorch's small CPU build (0.2 GB, not 3 GB)
@@ -13,7 +14,7 @@ RUN := runs/shakespeare-char
 DATA := data/prepared/shakespeare-char
 BIN := .venv/bin
 
-.PHONY: all check test drill clean
+.PHONY: all check test drill mutants clean
 all: $(RUN)/attention.html
 	@echo
 	@echo "Trained, sampled and drawn. Look at:"
@@ -58,6 +59,9 @@ test: .venv/installed-dev
 
 drill: .venv/installed-dev
 	$(BIN)/python -m pytest -m drill
+
+mutants: .venv/installed-dev
+	$(BIN)/python tests/mutants.py
 
 clean:
 	rm -rf .venv runs data/prepared data/cache

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from model.attention import Mask, attention_scores
 from model.config import ModelConfig
 from model.positions import KINDS, rotate, sinusoid
+from viz.record import record_attention
 
 ULP = 2.0**-24  # unit roundoff of float32
 
@@ -150,6 +151,17 @@ def test_rotation_by_hand():
 def test_rotation_at_the_origin_is_none():
     x = torch.randn(3, 8)
     assert torch.equal(turned(x, [0, 0, 0])[0, 0], x)
+
+
+def test_queries_and_keys_turn_alike(tiny):
+    """In a layer whose queries and keys are one projection, they stay one when they are turned."""
+    model = tiny(positions="rotary")
+    layer = model.blocks[0].attention
+    layer.key.load_state_dict(layer.query.state_dict())
+    with record_attention(model) as record:
+        model(torch.tensor([[3, 3, 3]]))
+    assert torch.equal(record[0].q, record[0].k)
+    assert (record[0].q[0, :, 0] - record[0].q[0, :, 1]).abs().max() > 0.1
 
 
 def test_rotation_keeps_lengths():
