@@ -9,9 +9,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from helpers import make_config
+from helpers import MODERN, make_config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from data.batches import dropout_seed, training_batch
+from training.evaluate import split_loss
+from training.head_loss import head_loss
 from training.loss import cross_entropy
 from training.state import State
 from training.trainer import Trainer
@@ -89,7 +93,6 @@ def test_an_update_clips_the_gradient_as_a_whole():
     seen = []
     trainer.optimizers = [SimpleNamespace(param_groups=[], step=lambda: seen.append(weight.grad))]
     trainer.scaler = MagicMock()
-    trainer.scaler.step.side_effect = lambda optimizer: optimizer.step()
     weight = trainer.model.blocks[0].mlp.up.weight
     weight.grad = torch.zeros_like(weight)
     weight.grad[0, :2] = torch.tensor([4.0, 3.0])
@@ -116,3 +119,38 @@ def test_the_lowest_loss_is_the_best():
     assert [state.record(loss) for loss in (3.0, 4.0, 2.5, 2.5)] == [True, False, True, False]
     assert state.best_val_loss == 2.5
     assert state.evaluations_since_best == 1
+
+
+class NoFloat64(TorchDispatchMode):
+    """Raises where a tensor of float64 is made, as Apple's GPUs do."""
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
+                raise TypeError(f"{function}: there is no float64 on MPS")
+        return made
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bigrams": 7, "window": 4, "dropout": 0.1},
+        {"positions": "sinusoidal", "attention": "explicit"},
+        {"positions": "none", "window": 15, "zero_init": True},
+        {**MODERN, "n_kv_head": 1},
+    ],
+)
+def test_a_step_and_an_evaluation_need_no_float64(optimizer, options):
+    """With the loss as an accelerator computes it. What draws a token from logits is in float64,
+    but goes to the CPU from MPS (model.transfer.where_drawn).
+    """
+    trainer = make_trainer(optimizer=optimizer, **options)
+    model = trainer.model
+    trainer.loss_of = lambda x, y: head_loss(model.features(x), model.unembed.weight, y)
+    with NoFloat64():
+        trainer.update(trainer.accumulate())
+        split_loss(model, TOKENS, batch_size=2)
+    with NoFloat64(), pytest.raises(TypeError, match="no float64"):
+        model.embed.weight.double()

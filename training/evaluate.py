@@ -11,6 +11,7 @@ from data.prompts import empty_prompt
 from data.tokenizer import Tokenizer
 from model.generate import generate
 from model.gpt import GPT
+from model.transfer import on_device
 from training.head_loss import model_loss
 
 
@@ -54,7 +55,7 @@ def split_loss(
     if len(lengths) > 1:  # the last window is short, and tensors are rectangular
         batches[-1:] = [batches[-1][:-1], batches[-1][-1:]]
     device = next(model.parameters()).device
-    total, count = 0.0, 0
+    sums, count = [], 0
     was_training = model.training
     model.eval()
     for first in range(0, len(batches), processes.count):
@@ -62,12 +63,15 @@ def split_loss(
         # Sharded models run in step: a process with nothing left reads along.
         batch = batches[min(mine, len(batches) - 1)]
         rows = np.stack([tokens[start : end + 1] for start, end in batch]).astype(np.int64)
-        both = torch.from_numpy(rows).to(device)
-        loss = model_loss(model, both[:, :-1], both[:, 1:], reduction="sum").item()
+        both = on_device(torch.from_numpy(rows), device)
+        loss = model_loss(model, both[:, :-1], both[:, 1:], reduction="sum")
         if mine < len(batches):
-            total += loss
+            sums.append(loss)
             count += both.numel() - len(both)
     model.train(was_training)
+    total = 0.0
+    for number in torch.stack(sums).tolist() if sums else ():  # read once, when all is launched
+        total += number
     total_loss, n_target = processes.sum(total, count, device=device)
     return total_loss / n_target
 
