@@ -13,3 +13,10 @@ GPT4 = (
 )
 TRAINED: dict[PatternName, str] = {"gpt2": GPT2, "gpt4": GPT4}
 """By the name that --pattern says."""
+PATTERNS = {
+    GPT2: r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    GPT4: GPT4,
+}
+"""Ours, which tiktoken reads -> what the library `tokenizers`, whose regular expressions are
+Oniguruma's, takes for it: `$` would end a line there, not the text.
+"""

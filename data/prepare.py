@@ -118,7 +118,9 @@ class Options:
     \n, \t and \\ are read as newline, tab and backslash
     """
     tokenizer_from: Path | None = None
-    """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run"""
+    """take the vocabulary of a run, a prepared folder or a checkpoint, to fine-tune that run, or of
+    a tokenizer.json of the library tokenizers
+    """
     unknown: Literal["error", "drop"] = "error"
     """with --tokenizer-from: refuse characters that the vocabulary lacks, or leave them out"""
     check: Path | None = None

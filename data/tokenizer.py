@@ -322,7 +322,11 @@ class ForeignTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> np.ndarray:
         text.encode()  # half a surrogate pair is refused as elsewhere
-        return np.array(self._reader.encode(text, add_special_tokens=False).ids, np.int64)
+        try:
+            ids = self._reader.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises nothing narrower
+            raise MachineError(f"the tokenizer.json can't take this text: {error}") from None
+        return np.array(ids, np.int64)
 
     def byte_lengths(self) -> np.ndarray:
         lengths = [len(piece) for piece in self.pieces]

@@ -1,7 +1,7 @@
 """A vocabulary that exists already, for another text: what fine-tuning a run needs.
 
-It is taken from a run folder, a prepared folder or a checkpoint file. A character vocabulary may
-lack characters of the new text: they are counted, and refused or left out.
+It is taken from a run folder, a prepared folder, a checkpoint file or a tokenizer.json. A
+character vocabulary may lack characters of the new text: they are counted, and refused or left out.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from pathlib import Path
 from data.dataset import Dataset
 from data.names import CORPORA
 from data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from data.tokenizer_in import read_tokenizer
 from errors import UserError
 
 CHECKPOINTS = ("checkpoint.pt", "best.pt")  # of a run folder; both hold its tokenizer
 SHOWN = 20  # unknown characters that are listed
 
 
-def borrow_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a prepared folder, a run folder, or a checkpoint file.
+def borrow_tokenizer(name: str | Path, end: int | None = None) -> Tokenizer:
+    """The tokenizer of a prepared folder, a run folder or a checkpoint file, or of a tokenizer.json
+    of the library `tokenizers` (or its folder), where `end` is the id that ends a document.
 
     Raises UserError where there is none.
     """
     path = Path(name)
     if path.name in ("dataset.json", "config.json"):
         path = path.parent
+    for file in (path, path / "tokenizer.json"):
+        if file.suffix == ".json" and file.is_file():
+            return read_tokenizer(file, end)
     if (path / "dataset.json").exists():
         return load_tokenizer(Dataset(path).tokenizer_spec)
     if path.is_file():
@@ -37,7 +42,7 @@ def borrow_tokenizer(name: str | Path) -> Tokenizer:
         found = "holds no run and no prepared data" if path.exists() else "does not exist"
         raise UserError(
             f"--tokenizer-from {name}: {found}; name a folder of train.py or data.prepare, "
-            "or a checkpoint"
+            "a checkpoint, or a tokenizer.json"
         )
     return load_tokenizer(_checkpoint_spec(checkpoints[0]))
 
@@ -60,7 +65,8 @@ def run_folder(name: str | Path) -> Path | None:
     """The run folder that `name`, as given to `borrow_tokenizer`, is or lies in, if any."""
     path = Path(name)
     folder = path if path.is_dir() else path.parent
-    return folder if (folder / "config.json").is_file() else None
+    is_run = any((folder / checkpoint).is_file() for checkpoint in CHECKPOINTS)
+    return folder if is_run and (folder / "config.json").is_file() else None
 
 
 def preparing_again(dataset: Dataset, run: str | Path) -> tuple[str, Path]:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from configs import Config
 from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizer_out import tokenizer_config, tokenizer_json
 from errors import MachineError, UserError
 from interop import gpt2, llama
 from interop.folder import whole_folder
 from interop.places import Format, by_source, join, shape_there
-from interop.tokenizer_out import tokenizer_config, tokenizer_json
 from interop.weights import write_safetensors
 from model.config import ModelConfig
 from ops.checkpoint import OTHER, Checkpoint, find, load, recorded_start

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from configs import Config, DataConfig
+from data.json_file import read_json
 from data.tokenizer import Tokenizer
 from errors import UserError
 from interop import gpt2, llama, nanogpt
+from interop.find_tokenizer import find_tokenizer
 from interop.folder import whole_folder
-from interop.keys import Keys, read_json
+from interop.keys import Keys
 from interop.places import Format, Place, Places, by_source, shape_there, split
-from interop.tokenizer_in import find_tokenizer
 from interop.weights import InMemory, Plain, find_weights, open_weights
 from model.config import ModelConfig
 from model.gpt import GPT

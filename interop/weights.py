@@ -15,8 +15,8 @@ from typing import BinaryIO, Protocol
 import torch
 from torch import Tensor
 
+from data.json_file import read_json
 from errors import UserError
-from interop.keys import read_json
 from interop.nanogpt import unpack
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -16,13 +16,13 @@ from torch.testing import assert_close
 from configs import Config
 from data.patterns import GPT2
 from data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, load_gpt2, train_bpe
+from data.tokenizer_in import read_tokenizer
+from data.tokenizer_out import all_merges, tokenizer_json
 from errors import UserError
 from interop import gpt2, llama
 from interop.giving import choose_format, give_out
 from interop.keys import Keys
 from interop.taking import take_in
-from interop.tokenizer_in import read_tokenizer
-from interop.tokenizer_out import all_merges, tokenizer_json
 from model.cache import KVCache
 from model.config import ModelConfig
 from model.generate import generate

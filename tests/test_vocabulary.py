@@ -7,12 +7,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tokenizers
 from helpers import make_config, nonsense, train_here, write_corpus
+from tokenizers import decoders, normalizers
 
 from data import prepare, tokenizer as tk
 from data.dataset import Dataset
+from data.tokenizer_out import tokenizer_json
 from data.vocabulary import UnknownCharacters, borrow_tokenizer, preparing_again
-from errors import UserError
+from errors import MachineError, UserError
 from ops.checkpoint import load
 
 
@@ -61,6 +64,68 @@ def test_places_without_one(name, message, old, tmp_path):
         borrow_tokenizer(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["char", "byte", "bpe", "sentencepiece"])
+def test_a_tokenizer_json(name, place, tmp_path, capsys):
+    """The library's own ids for the text, and back; a config.json beside it makes it no run."""
+    text = nonsense(3000) + "caf\u00e9 \U0001f600"
+    path = tmp_path / "t" / "tokenizer.json"
+    path.parent.mkdir()
+    (path.parent / "config.json").write_text("{}")
+    if name == "sentencepiece":
+        path.write_text(json.dumps(sentencepiece(text)))
+    else:
+        ours = {
+            "char": lambda: tk.CharTokenizer("".join(sorted(set(text))), True),
+            "byte": tk.ByteTokenizer,
+            "bpe": lambda: tk.train_bpe([text], 300),
+        }[name]()
+        path.write_text(json.dumps(tokenizer_json(ours)))
+        assert borrow_tokenizer(path).spec() == ours.spec()
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    dataset, decoded = prepare_like(tmp_path / "text.txt", path.parent / place, tmp_path / "out")
+    assert decoded.strip() == text.strip()
+    tokenizer = tk.load_tokenizer(dataset["tokenizer"])
+    reference = tokenizers.Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False)
+    assert tokenizer.encode(text).tolist() == reference.ids
+    if name == "sentencepiece":
+        assert tokenizer.separator == reference_end(path)
+    assert "--init-from" not in capsys.readouterr().out
+
+
+def sentencepiece(text):
+    """A BPE of Llama's kind: spaces written as a letter, bytes for what no word covers."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    made.normalizer = normalizers.Sequence(spaces)
+    read = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*read, decoders.Strip(" ", 1, 0)])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, show_progress=False
+    )
+    made.train_from_iterator([text[:2000]], trainer)
+    plain = json.loads(made.to_str())
+    ordinary = [token for token in plain["added_tokens"] if not token["content"].startswith("<0x")]
+    return plain | {"added_tokens": ordinary}
+
+
+def reference_end(path):
+    return tokenizers.Tokenizer.from_file(str(path)).token_to_id("</s>")
+
+
+def test_a_tokenizer_json_that_can_not_take_the_text(tmp_path):
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    made.save(str(tmp_path / "t.json"))
+    (tmp_path / "text.txt").write_text(nonsense(300))
+    with pytest.raises(MachineError, match=r"the tokenizer\.json can't take this text: WordPiece"):
+        prepare_like(tmp_path / "text.txt", tmp_path / "t.json", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    with pytest.raises(UserError, match="is no tokenizer of the library tokenizers"):
+        borrow_tokenizer(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from data.foreign import LETTERS
+from data.patterns import PATTERNS
 from data.tokenizer import (
     SEPARATOR_TEXT,
     BPETokenizer,
@@ -12,7 +13,6 @@ from data.tokenizer import (
     Tokenizer,
 )
 from errors import UserError
-from interop.patterns import PATTERNS
 
 LETTER_OF = {byte: letter for letter, byte in LETTERS.items()}
 BY_LETTERS = {

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.foreign import LETTERS
-from data.patterns import GPT2
+from data.json_file import read_json
+from data.patterns import GPT2, PATTERNS
 from data.tokenizer import (
     ALL_BYTES,
     SEPARATOR_TEXT,
@@ -17,60 +18,41 @@ from data.tokenizer import (
     CharTokenizer,
     ForeignTokenizer,
     Tokenizer,
-    load_gpt2,
 )
-from data.vocabulary import borrow_tokenizer
+from data.tokenizer_out import tokenizer_json
 from errors import UserError
-from interop.keys import read_json
-from interop.patterns import PATTERNS
-from interop.tokenizer_out import tokenizer_json
 
-GPT2_SIZES = (50_257, 50_304)
-"""Rows of GPT-2's embeddings, and as nanoGPT pads them."""
 GPT2_TOKENS = "f5f299f91c3753a53068cda7a6ab8e10"
-
-
-def find_tokenizer(
-    folder: Path, given: str, is_gpt2: bool, n_row: int, end: int | None
-) -> Tokenizer:
-    """The tokenizer of a model with `n_row` embeddings, whose documents end with the id `end`:
-    `given`, as --tokenizer-from has it, else what lies in `folder`, else GPT-2's where that fits.
-    Raises UserError.
-    """
-    if given in ("byte", "gpt2"):
-        return load_gpt2() if given == "gpt2" else ByteTokenizer(separator=n_row > 256)
-    for path in (Path(given), Path(given) / "tokenizer.json") if given else ():
-        if path.suffix == ".json" and path.name != "config.json" and path.is_file():
-            return read_tokenizer(path, end)
-    if given:
-        return borrow_tokenizer(given)
-    if (folder / "tokenizer.json").is_file():
-        return read_tokenizer(folder / "tokenizer.json", end)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _old_files(folder, end)
-    if is_gpt2 and n_row in GPT2_SIZES:
-        return load_gpt2()
-    raise UserError(
-        f"{folder} holds no tokenizer.json: say which tokenizer the {n_row:,} embeddings are for, "
-        "with --tokenizer-from (a run, a prepared folder, a tokenizer.json, byte or gpt2)"
-    )
+"""The beginning of the SHA-256 of GPT-2's tokens."""
+ENDS = (SEPARATOR_TEXT, "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
+"""What usually ends a document, where nothing else says it."""
 
 
 def read_tokenizer(path: Path, end: int | None) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. Raises UserError where it is none."""
+    """The tokenizer of a tokenizer.json, in which the id `end` ends a document; None: the first of
+    `ENDS` that it has. Raises UserError where the file holds no tokenizer.
+    """
     plain = read_json(path)
     if not isinstance(plain.get("model"), dict):
         raise UserError(f"{path} is no tokenizer of the library tokenizers: it has no model")
     try:
         ours = _without_merges(plain) or _byte_level(plain)
-        return ours or ForeignTokenizer(json.dumps(plain), end)
+        if ours is not None:
+            return ours
+        return ForeignTokenizer(json.dumps(plain), _usual_end(plain) if end is None else end)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r})") from None
 
 
-def _old_files(folder: Path, end: int | None) -> Tokenizer:
+def _usual_end(plain: dict[str, Any]) -> int | None:
+    """The id that ends a document, by the words that usually say so."""
+    ids = {token["content"]: token["id"] for token in plain.get("added_tokens") or []}
+    return next((ids[word] for word in ENDS if word in ids), None)
+
+
+def read_old_files(folder: Path, end: int | None) -> Tokenizer:
     """GPT-2's vocab.json and merges.txt."""
     vocabulary = read_json(folder / "vocab.json")
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
@@ -112,7 +94,7 @@ def _byte_level(plain: dict[str, Any]) -> BPETokenizer | None:
 
 
 def _without_merges(plain: dict[str, Any]) -> Tokenizer | None:
-    """The characters or bytes that a tokenizer.json names, if it is as `interop.tokenizer_out`
+    """The characters or bytes that a tokenizer.json names, if it is as `data.tokenizer_out`
     writes it.
     """
     words = list(plain["model"].get("vocab", {}))
