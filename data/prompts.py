@@ -43,11 +43,23 @@ def read_prompts(
     if not name:
         given = [prompt] if isinstance(prompt, str) else prompt
         return [read_escapes(text) for text in given] or [""]
+    lines = split_lines(read_utf8(name, "prompt file"))
+    if prompt_file:
+        return ["\n".join(lines)]
+    if lines == [""]:
+        raise UserError(f"the prompts file {name} is empty: write a prompt on each line")
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_utf8(name: str, kind: str) -> str:
+    """The text of a file, without a byte order mark; "-" is standard input. Raises UserError, which
+    calls the file a `kind`.
+    """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8").removeprefix("\ufeff")
     except OSError as error:
-        raise UserError(f"the prompt file {name} can't be read: {error.strerror}") from None
+        raise UserError(f"the {kind} {name} can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         at = error.start
         line = len(split_lines(error.object[:at].decode("utf-8")))
@@ -55,13 +67,7 @@ def read_prompts(
         near = slice(max(0, at - SAMPLE_BYTES // 2), at + SAMPLE_BYTES // 2)
         likely = likely_encodings(error.object[near], at - near.start, near.start)
         way = f"\nmake it UTF-8, as iconv -f {likely[0].encoding} -t utf-8 may" if likely else ""
-        raise UserError(f"the prompt file {name} isn't UTF-8: {found}{way}") from None
-    lines = split_lines(text.removeprefix("\ufeff"))
-    if prompt_file:
-        return ["\n".join(lines)]
-    if lines == [""]:
-        raise UserError(f"the prompts file {name} is empty: write a prompt on each line")
-    return lines if lines[-1] else lines[:-1]
+        raise UserError(f"the {kind} {name} isn't UTF-8: {found}{way}") from None
 
 
 def split_lines(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("model", "data", "configs", "training", "ops", "viz", "interop")
-COMMANDS = ("train.py", "sample.py", "attention_map.py")
+COMMANDS = ("train.py", "sample.py", "attention_map.py", "evaluate.py")
 DATA = (
     "tiktoken",
     "rustbpe",

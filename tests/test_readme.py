@@ -40,7 +40,7 @@ def options_of(script):
 
 @pytest.fixture(scope="module")
 def known():
-    scripts = ("data.prepare", "train.py", "sample.py", "attention_map.py")
+    scripts = ("data.prepare", "train.py", "sample.py", "attention_map.py", "evaluate.py")
     return {script: options_of(script) for script in scripts}
 
 
