@@ -4,6 +4,7 @@ python evaluate.py runs/shakespeare-char
 python evaluate.py runs/one runs/two --text book.txt --stride 64
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -127,6 +128,7 @@ def measure(options: Options, run: str, texts: list[tuple[str, str]]) -> list[di
                 "bits_per_byte": bits / max(1, int(lengths[1:].sum())),
                 "pieces": bits_of_pieces(losses, tokens, tokenizer),
                 "all_bytes": int(lengths.sum()),
+                "sha256": hashlib.sha256(tokenizer.decode_bytes(tokens.tolist())).hexdigest(),
             }
         )
     return rows
@@ -188,9 +190,9 @@ def compare(one: dict, other: dict) -> dict:
     from training.scoring import paired_difference
 
     n_byte = one["all_bytes"]
-    if n_byte != other["all_bytes"]:
+    if one["sha256"] != other["sha256"]:
         raise UserError(
-            f"{one['run']} and {other['run']} have different data: compare them on a --text"
+            f"{one['run']} and {other['run']} have different data: compare them on one --text"
         )
     difference, error = paired_difference(one["pieces"], other["pieces"], n_byte)
     return {"text": one["text"], "difference": difference, "standard_error": error}

@@ -126,10 +126,27 @@ def test_two_runs_are_compared(evaluated, trained):
     assert second.startswith("two, t.txt: loss ")
     assert last.startswith("t.txt: one takes ")
     assert last.endswith("clearly")
+    _, beside, _ = evaluated("one", "--text", "t.txt")
+    assert beside.startswith("one, t.txt: loss ")
+    assert beside != first + "\n"
     _, out, _ = evaluated("one", "one", "--text", "t.txt", "--json")
     assert json.loads(out)["differences"] == [
         {"text": "t.txt", "difference": 0.0, "standard_error": 0.0}
     ]
+
+
+@pytest.mark.slow
+def test_runs_on_other_data_are_not_compared(evaluated, trained):
+    """As many bytes, another text."""
+    write_corpus(trained / "other", nonsense(3000, seed=9))
+    checkpoint = load(trained / "one" / "best.pt")
+    checkpoint.config["data"]["data"] = "other"
+    (trained / "three").mkdir()
+    save(checkpoint, trained / "three" / "best.pt")
+    with pytest.raises(UserError, match="different data"):
+        evaluated("one", "three")
+    code, _, _ = evaluated("one", "two")
+    assert code == 0
 
 
 @pytest.mark.slow
