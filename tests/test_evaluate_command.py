@@ -77,7 +77,7 @@ def test_losses_are_those_of_a_loop(stride, batch_size, n_token):
         # The first window that has the target, where windows begin `stride` apart.
         start = 0 if target <= 8 else stride * math.ceil((target - 8) / stride)
         logits = model(torch.tensor(tokens[None, start:target]))[0, -1]
-        wanted.append(-float(logits.log_softmax(-1)[tokens[target]]))
+        wanted.append(-logits.log_softmax(-1)[tokens[target]].item())
     found = token_losses(model, tokens, stride, batch_size)
     np.testing.assert_allclose(found, wanted, atol=1e-6)  # scored in float32
 
