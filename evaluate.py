@@ -4,7 +4,6 @@ python evaluate.py runs/shakespeare-char
 python evaluate.py runs/one runs/two --text book.txt --stride 64
 """
 
-import hashlib
 import json
 import math
 import sys
@@ -31,8 +30,8 @@ class Options:
     """File of a text, UTF-8; may be given several times; - reads standard input. Default: a split
     of the run's own data.
     """
-    split: Literal["val", "train"] = "val"
-    """Which split, where no text is given."""
+    split: Literal["val", "train"] | None = None
+    """Which split, where no text is given; default: val, whole."""
     stride: int = 0
     """Tokens between two windows, at most the context: with fewer, each token is foretold from more
     of the text before it, and more is computed. 0: windows side by side, as in training's
@@ -50,6 +49,8 @@ class Options:
     def __post_init__(self):
         if not 1 <= len(self.runs) <= 2:
             raise ValueError(f"{len(self.runs)} runs are given; give one, or two to compare")
+        if self.text and self.split:
+            raise ValueError("--text and --split are given; take one of them")
         if self.stride < 0:
             raise ValueError(f"stride is {self.stride}; it must be at least 0")
         if self.batch_size < 1:
@@ -97,7 +98,7 @@ def measure(options: Options, run: str, texts: list[tuple[str, str]]) -> list[di
 
     from ops.checkpoint import open_run, what_is_read
     from ops.device import autocast, default_threads, resolve_device
-    from training.scoring import bits_of_pieces, token_losses
+    from training.scoring import bits_of_pieces, first_bytes, text_digest, token_losses
 
     device = resolve_device(options.device)
     torch.set_num_threads(default_threads())
@@ -106,31 +107,35 @@ def measure(options: Options, run: str, texts: list[tuple[str, str]]) -> list[di
     limit = model.config.context_length
     if options.stride > limit:
         raise UserError(f"--stride is {options.stride}; {run} reads {limit:,} tokens at once")
-    named = [(name, encode(text, name, run, tokenizer)) for name, text in texts]
-    named = named or [(f"{options.split} split", own_split(run, checkpoint, options.split))]
+    named = [(name, encode(text, name, run, tokenizer), len(text.encode())) for name, text in texts]
+    split = options.split or "val"
+    named = named or [(f"{split} split", *own_split(run, checkpoint, tokenizer, split))]
     rows = []
-    for name, tokens in named:
+    for name, tokens, n_byte in named:
         with autocast(device, precision_of(options.precision, checkpoint, device)):
             losses = token_losses(model, tokens, options.stride or limit, options.batch_size)
         loss = float(losses.mean())
         if not math.isfinite(loss):
             raise FloatingPointError("the model's loss is not finite")
-        lengths = tokenizer.byte_lengths()[tokens]
+        begins = first_bytes(tokenizer, tokens, n_byte)
+        n_scored = n_byte - int(begins[1])
         bits = float(losses.sum()) / math.log(2)
         rows.append(
             {
                 "run": run,
                 "text": name,
                 "tokens": len(losses),
-                "bytes": int(lengths[1:].sum()),
+                "bytes": n_scored,
                 "loss": loss,
                 "perplexity": math.exp(min(loss, 700.0)),
-                "bits_per_byte": bits / max(1, int(lengths[1:].sum())),
-                "pieces": bits_of_pieces(losses, tokens, tokenizer),
-                "all_bytes": int(lengths.sum()),
-                "sha256": hashlib.sha256(tokenizer.decode_bytes(tokens.tolist())).hexdigest(),
+                "bits_per_byte": bits / n_scored,
+                "all_bytes": n_byte,
             }
         )
+        if len(options.runs) > 1:
+            rows[-1]["pieces"] = bits_of_pieces(losses, begins, n_byte)
+            # A text is the same for both runs, splits of their own need not be.
+            rows[-1]["sha256"] = None if texts else text_digest(tokenizer, tokens)
     return rows
 
 
@@ -163,8 +168,10 @@ def encode(text: str, name: str, run: str, tokenizer):
     return tokens
 
 
-def own_split(run: str, checkpoint, split: str):
-    """The ids of a split of the run's data. Raises UserError where that is not there."""
+def own_split(run: str, checkpoint, tokenizer, split: str):
+    """The ids of a split of the run's data, and its bytes of text. Raises UserError where the data
+    is not there, is not what the run has learned from, or is damaged.
+    """
     from data.dataset import Dataset
 
     data = checkpoint.config["data"]["data"]
@@ -176,11 +183,14 @@ def own_split(run: str, checkpoint, split: str):
     dataset = Dataset(folder)
     if dataset.tokenizer_spec != checkpoint.tokenizer:
         raise UserError(f"{folder} is no longer in the tokens of {run}: give a text with --text")
+    if dataset.fingerprint != checkpoint.dataset:
+        raise UserError(f"{folder} no longer holds the data of {run}: give a text with --text")
+    dataset.check_content(tokenizer.vocab_size)
     if n_batch := checkpoint.config.get("run", {}).get("eval_batches", 0):
         n_window = n_batch * checkpoint.config["optim"]["batch_size"]
         note = f"note: this is the whole split; the log's losses are of {n_window:,} windows of it"
         print(note, file=sys.stderr)
-    return dataset.tokens[split]
+    return dataset.tokens[split], dataset.info["splits"][split]["bytes"]
 
 
 def compare(one: dict, other: dict) -> dict:
@@ -202,11 +212,14 @@ def difference_text(runs: tuple[str, ...], row: dict) -> str:
     """The difference in words."""
     difference, error = row["difference"], row["standard_error"]
     better = runs[0] if difference < 0 else runs[1]
+    if difference == 0:
+        return f"{row['text']}: no difference"
     line = f"{row['text']}: {better} takes {abs(difference):.4f} bits per byte less"
     if error is None:
         return f"{line} (the text is too short for a standard error)"
-    verdict = "clearly" if abs(difference) > 2 * error else "which may be chance"
-    return f"{line}, standard error {error:.4f}: {verdict}"
+    if abs(difference) > 2 * error:
+        return f"{line}, more than two standard errors of {error:.4f}: clearly"
+    return f"{line}, within two standard errors of {error:.4f}: which may be chance"
 
 
 if __name__ == "__main__":

@@ -12,12 +12,16 @@ import torch
 from helpers import make_config, make_model, nonsense, read_records, train_here, write_corpus
 
 import evaluate
-from data.tokenizer import ByteTokenizer
+from configs import Config, DataConfig
+from data.dataset import Dataset
+from data.foreign import SPACE
+from data.tokenizer import ByteTokenizer, ForeignTokenizer
 from errors import UserError
-from ops.checkpoint import load, save
+from ops.checkpoint import Checkpoint, load, save
 from training.scoring import (
     PIECE_BYTES,
     bits_of_pieces,
+    first_bytes,
     paired_difference,
     scored_windows,
     token_losses,
@@ -85,10 +89,25 @@ def test_losses_are_those_of_a_loop(stride, batch_size, n_token):
 def test_a_piece_has_the_tokens_that_begin_in_it():
     tokens = np.arange(2 * PIECE_BYTES + 5) % 256
     losses = np.arange(len(tokens) - 1.0)
-    found = bits_of_pieces(losses, tokens, ByteTokenizer())
+    begins = first_bytes(ByteTokenizer(), tokens, len(tokens))
+    assert begins.tolist() == list(range(len(tokens)))
+    found = bits_of_pieces(losses, begins, len(tokens))
     first = PIECE_BYTES - 1  # the text's first token is not scored
     wanted = [losses[:first].sum(), losses[first:].sum()]
     np.testing.assert_allclose(found, np.array(wanted) / math.log(2))
+
+
+def test_tokens_that_do_not_add_up_to_the_text_are_stretched():
+    """Pieces of 1, 2 and 3 bytes where the text has 12, or 3."""
+
+    class Other:
+        def byte_lengths(self):
+            return np.array([1, 2, 3])
+
+    tokens = np.array([0, 1, 2])
+    assert first_bytes(Other(), tokens, 6).tolist() == [0, 1, 3]
+    assert first_bytes(Other(), tokens, 12).tolist() == [0, 2, 6]
+    assert first_bytes(Other(), tokens, 3).tolist() == [0, 0, 1]
 
 
 def test_the_paired_error_by_hand():
@@ -141,12 +160,67 @@ def test_runs_on_other_data_are_not_compared(evaluated, trained):
     write_corpus(trained / "other", nonsense(3000, seed=9))
     checkpoint = load(trained / "one" / "best.pt")
     checkpoint.config["data"]["data"] = "other"
+    (trained / "four").mkdir()
+    save(checkpoint, trained / "four" / "best.pt")
+    with pytest.raises(UserError, match="other no longer holds the data of four"):
+        evaluated("four")
+    checkpoint.dataset = Dataset(trained / "other").fingerprint
     (trained / "three").mkdir()
     save(checkpoint, trained / "three" / "best.pt")
     with pytest.raises(UserError, match="different data"):
         evaluated("one", "three")
     code, _, _ = evaluated("one", "two")
     assert code == 0
+    raw = bytearray((trained / "other" / "val.bin").read_bytes())
+    raw[21] = 9  # the upper byte of an id
+    (trained / "other" / "val.bin").write_bytes(raw)
+    with pytest.raises(UserError, match=r"val.bin is damaged: token 10 is 2,\d\d\d"):
+        evaluated("three")
+
+
+@pytest.mark.slow
+def test_runs_with_other_tokenizers_are_compared_on_a_text(evaluated, trained):
+    """One of them puts a space in front of each text, as SentencePiece's do."""
+    words = {chr(ord("a") + i): i for i in range(26)} | {SPACE: 26, ".": 27, "<0x0A>": 28}
+    model = {"type": "BPE", "vocab": words, "merges": [], "byte_fallback": True}
+    steps = [{"type": "Prepend", "prepend": SPACE}]
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+    plain = {"model": model, "normalizer": {"type": "Sequence", "normalizers": steps}}
+    tokenizer = ForeignTokenizer(json.dumps(plain), None)
+    network = make_model(tokenizer.vocab_size, seed=0)
+    config = Config(model=network.config, data=DataConfig(data="")).to_dict()
+    (trained / "taken").mkdir()
+    checkpoint = Checkpoint(1, network.state_dict(), config, tokenizer.spec(), "")
+    save(checkpoint, trained / "taken" / "checkpoint.pt")
+    text = nonsense(3000, seed=4)
+    (trained / "t.txt").write_text(text, encoding="utf-8")
+    assert len(tokenizer.encode(text)) == 3001
+    code, out, _ = evaluated("one", "taken", "--text", "t.txt", "--json")
+    assert code == 0
+    one, other = json.loads(out)["measured"]
+    assert one["all_bytes"] == other["all_bytes"] == 3000
+    assert abs(one["bytes"] - other["bytes"]) <= 1
+    (difference,) = json.loads(out)["differences"]
+    apart = one["bits_per_byte"] - other["bits_per_byte"]
+    assert difference["difference"] == pytest.approx(apart, abs=0.01)
+    with pytest.raises(UserError, match="taken has no data of its own"):
+        evaluated("taken")
+
+
+def test_the_difference_in_words():
+    row = {"text": "t", "difference": -0.25, "standard_error": 0.12}
+    said = "t: a takes 0.2500 bits per byte less, more than two standard errors of 0.1200: clearly"
+    assert evaluate.difference_text(("a", "b"), row) == said
+    row["standard_error"] = 0.125
+    said = evaluate.difference_text(("a", "b"), row)
+    assert said.endswith("less, within two standard errors of 0.1250: which may be chance")
+    row["difference"] = 0.0
+    assert evaluate.difference_text(("a", "b"), row) == "t: no difference"
+
+
+def test_a_text_and_a_split_are_not_both_taken():
+    with pytest.raises(ValueError, match="--text and --split are given"):
+        evaluate.Options(("one",), text=("t.txt",), split="train")
 
 
 @pytest.mark.slow

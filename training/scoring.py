@@ -1,5 +1,6 @@
 """How well a model foretells a text: a loss for each token, and what two models differ by."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -12,6 +13,8 @@ from model.transfer import on_device
 
 PIECE_BYTES = 1024
 """Bytes of a piece of text, over which the losses of two models are compared."""
+AT_ONCE = 1 << 20
+"""Tokens that are turned into text at once."""
 
 
 def scored_windows(n_token: int, context_length: int, stride: int) -> list[tuple[int, int, int]]:
@@ -59,15 +62,36 @@ def _losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return -log_p.gather(-1, targets_BT[..., None])[..., 0]
 
 
-def bits_of_pieces(losses: np.ndarray, tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, n_byte: int) -> np.ndarray:
+    """Where in a text of `n_byte` bytes each of its tokens begins, (n_token,) int64.
+
+    The tokens of some tokenizers do not add up to the text: SentencePiece's put a space in front,
+    and what they don't know is no text. The places are then stretched to fit.
+    """
+    ends = np.cumsum(tokenizer.byte_lengths()[tokens])
+    begins = np.concatenate([[0], ends[:-1]])
+    if ends[-1] != n_byte:
+        begins = (begins * (n_byte / max(1, int(ends[-1])))).astype(np.int64)
+    return np.minimum(begins, n_byte - 1)
+
+
+def bits_of_pieces(losses: np.ndarray, begins: np.ndarray, n_byte: int) -> np.ndarray:
     """The bits that each piece of `PIECE_BYTES` bytes of a text takes: its tokens' losses, each in
     the piece where the token begins. What is left at the end of the text belongs to the last piece.
+
+    `begins` is where each token begins, (n_token,); `losses` are of all but the first, in nats.
     """
-    lengths = tokenizer.byte_lengths()[tokens]
-    n_piece = max(1, int(lengths.sum()) // PIECE_BYTES)
-    begins = np.cumsum(lengths) - lengths
+    n_piece = max(1, n_byte // PIECE_BYTES)
     piece = np.minimum(begins // PIECE_BYTES, n_piece - 1)
     return np.bincount(piece[1:], weights=losses / math.log(2), minlength=n_piece)
+
+
+def text_digest(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
+    """SHA-256 of the text of these tokens, a part at a time, as a split may be large."""
+    digest = hashlib.sha256()
+    for first in range(0, len(tokens), AT_ONCE):
+        digest.update(tokenizer.decode_bytes(tokens[first : first + AT_ONCE].tolist()))
+    return digest.hexdigest()
 
 
 def paired_difference(
