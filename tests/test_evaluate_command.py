@@ -2,6 +2,7 @@
 what a user gets wrong ends in a line.
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -24,6 +25,7 @@ from training.scoring import (
     first_bytes,
     paired_difference,
     scored_windows,
+    text_digest,
     token_losses,
 )
 
@@ -92,9 +94,28 @@ def test_a_piece_has_the_tokens_that_begin_in_it():
     begins = first_bytes(ByteTokenizer(), tokens, len(tokens))
     assert begins.tolist() == list(range(len(tokens)))
     found = bits_of_pieces(losses, begins, len(tokens))
-    first = PIECE_BYTES - 1  # the text's first token is not scored
+    # 1,026 1/2 bytes each, and the text's first token is not scored.
+    first = PIECE_BYTES + 3 - 1
     wanted = [losses[:first].sum(), losses[first:].sum()]
     np.testing.assert_allclose(found, np.array(wanted) / math.log(2))
+
+
+def test_a_text_that_is_alike_throughout_has_no_error():
+    """Whatever is left over where it is cut: a last piece of twice the size would make one."""
+    n_byte = 6 * PIECE_BYTES - 24
+    begins, losses = np.arange(n_byte), np.full(n_byte - 1, math.log(2))
+    one, other = (bits_of_pieces(k * losses, begins, n_byte) for k in (3, 1))
+    assert len(one) == 5
+    difference, error = paired_difference(one, other, n_byte)
+    assert difference == pytest.approx(2, rel=1e-3)
+    assert error < 1e-3
+
+
+def test_the_digest_is_of_the_whole_text(monkeypatch):
+    tokens = np.arange(100)
+    monkeypatch.setattr("training.scoring.AT_ONCE", 7)
+    wanted = hashlib.sha256(bytes(range(100))).hexdigest()
+    assert text_digest(ByteTokenizer(), tokens) == wanted
 
 
 def test_tokens_that_do_not_add_up_to_the_text_are_stretched():

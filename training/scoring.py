@@ -12,7 +12,7 @@ from model.gpt import GPT
 from model.transfer import on_device
 
 PIECE_BYTES = 1024
-"""Bytes of a piece of text, over which the losses of two models are compared."""
+"""Bytes of a piece of text, at least, over which the losses of two models are compared."""
 AT_ONCE = 1 << 20
 """Tokens that are turned into text at once."""
 
@@ -76,13 +76,14 @@ def first_bytes(tokenizer: Tokenizer, tokens: np.ndarray, n_byte: int) -> np.nda
 
 
 def bits_of_pieces(losses: np.ndarray, begins: np.ndarray, n_byte: int) -> np.ndarray:
-    """The bits that each piece of `PIECE_BYTES` bytes of a text takes: its tokens' losses, each in
-    the piece where the token begins. What is left at the end of the text belongs to the last piece.
+    """The bits that each piece of a text takes: its tokens' losses, each in the piece where the
+    token begins. The pieces are equal to a byte, of `PIECE_BYTES` or more where the text has so
+    many: a larger one among them would look like a larger difference.
 
     `begins` is where each token begins, (n_token,); `losses` are of all but the first, in nats.
     """
     n_piece = max(1, n_byte // PIECE_BYTES)
-    piece = np.minimum(begins // PIECE_BYTES, n_piece - 1)
+    piece = begins * n_piece // n_byte
     return np.bincount(piece[1:], weights=losses / math.log(2), minlength=n_piece)
 
 
@@ -98,7 +99,7 @@ def paired_difference(
     one: np.ndarray, other: np.ndarray, n_byte: int
 ) -> tuple[float, float | None]:
     """By how many bits per byte `one` is above `other`, and the standard error of that; both are
-    the bits of the same n pieces of a text of `n_byte` bytes.
+    the bits of the same n equal pieces of a text of `n_byte` bytes.
 
     The difference is sum(d) / n_byte with d = one - other, and its standard error
     sqrt(n var(d)) / n_byte, var with n - 1 below: that of a sum of n independent draws. Pieces of
