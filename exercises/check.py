@@ -134,19 +134,22 @@ def compared(expected: Any, got: Any) -> list[str]:
 def cause(exercise: Exercise, outcomes: list[Any], failing: int) -> str:
     """The line that says why case number `failing`, the first that fails, does.
 
-    A known mistake that gives the learner's values in every case is named first, else one that
-    gives the learner's value in this case, else the case's own hint.
+    Of the known mistakes that give the learner's value in this case, the one that does so in most
+    others is named: it is the cause if in all, else perhaps. Where there is none, it is the case's
+    own hint.
     """
-    case = exercise.cases[failing]
-    here = ""
+    best, most = None, 0
     for mistake in exercise.mistakes:
-        if not alike(outcome(case, mistake.function), outcomes[failing]):
+        if not alike(outcome(exercise.cases[failing], mistake.function), outcomes[failing]):
             continue
-        others = zip(exercise.cases, outcomes, strict=True)
-        if all(alike(outcome(other, mistake.function), got) for other, got in others):
-            return f"cause     {mistake.words}"
-        here = here or f"perhaps   {mistake.words}"
-    return here or f"usually   {case.hint}"
+        pairs = zip(exercise.cases, outcomes, strict=True)
+        n_alike = sum(alike(outcome(case, mistake.function), got) for case, got in pairs)
+        if n_alike > most:
+            best, most = mistake, n_alike
+    if best is None:
+        return f"usually   {exercise.cases[failing].hint}"
+    word = "cause  " if most == len(outcomes) else "perhaps"
+    return f"{word}   {best.words}"
 
 
 def line_of(path: Path, number: int | None) -> str:

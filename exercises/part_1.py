@@ -21,6 +21,8 @@ from model.attention import (
 from model.config import ModelConfig
 from model.positions import RotaryPositions, rotate
 
+INF = math.inf
+
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers, the same each time."""
@@ -42,16 +44,28 @@ def unguarded_softmax(scores: Tensor) -> Tensor:
     return exponentials / exponentials.sum(-1, keepdim=True)
 
 
-def softmax_over_all(scores: Tensor) -> Tensor:
-    """One distribution for the whole tensor."""
-    exponentials = (scores - scores.amax()).exp()
-    return exponentials / exponentials.sum()
+def softmax_by(
+    scores: Tensor, maximum: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """With another maximum or another sum; a sum of 0 gives zeros."""
+    exponentials = (scores - maximum(scores)).exp()
+    return exponentials / total(exponentials).clamp(min=1e-300)
+
+
+def row_maximum(scores: Tensor) -> Tensor:
+    """That of each row, 0 where it is -inf."""
+    maximum = scores.amax(-1, keepdim=True)
+    return maximum.masked_fill(maximum == -INF, 0.0)
+
+
+def row_sum(scores: Tensor) -> Tensor:
+    return scores.sum(-1, keepdim=True)
 
 
 def softmax_less_one_maximum(scores: Tensor) -> Tensor:
-    """The maximum of everything in place of the row's."""
+    """The maximum of everything in place of the row's; a row that vanishes is nan."""
     exponentials = (scores - scores.amax()).exp()
-    return exponentials / exponentials.sum(-1, keepdim=True)
+    return exponentials / row_sum(exponentials)
 
 
 def unnormalised_softmax(scores: Tensor) -> Tensor:
@@ -59,7 +73,11 @@ def unnormalised_softmax(scores: Tensor) -> Tensor:
     return (scores - scores.amax(-1, keepdim=True)).exp()
 
 
-INF = math.inf
+ONE_SUM = "everything is divided by one sum: each row needs its own, sum(dim=-1, keepdim=True)"
+ONE_MAXIMUM = (
+    "one maximum is subtracted from all rows, so that small rows vanish: each row needs its own, "
+    "amax(dim=-1, keepdim=True)"
+)
 SOFTMAX = Exercise(
     1,
     "softmax",
@@ -112,15 +130,10 @@ SOFTMAX = Exercise(
             "exp of a large score is inf, and inf / inf is nan: subtract the row's maximum first",
             unguarded_softmax,
         ),
-        Mistake(
-            "everything is divided by one sum: each row needs its own, sum(dim=-1, keepdim=True)",
-            softmax_over_all,
-        ),
-        Mistake(
-            "one maximum is subtracted from all rows, so that small rows vanish: each row needs "
-            "its own, amax(dim=-1, keepdim=True)",
-            softmax_less_one_maximum,
-        ),
+        Mistake(ONE_SUM, lambda scores: softmax_by(scores.double(), row_maximum, Tensor.sum)),
+        Mistake(ONE_SUM, lambda scores: softmax_by(scores.double(), Tensor.amax, Tensor.sum)),
+        Mistake(ONE_MAXIMUM, lambda scores: softmax_by(scores.double(), Tensor.amax, row_sum)),
+        Mistake(ONE_MAXIMUM, softmax_less_one_maximum),
         Mistake(
             "the sum goes over the first dimension: it belongs over the last, dim=-1",
             partial(torch.softmax, dim=0),
@@ -257,9 +270,15 @@ def without_mask(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     return softmax(raw_scores(q, k) / math.sqrt(q.shape[-1]))
 
 
-def inverted_mask(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+def inverted_mask(normalise: Callable, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     scores = raw_scores(q, k) / math.sqrt(q.shape[-1])
-    return softmax(scores.masked_fill(allowed_by(mask, scores), -INF))
+    return normalise(scores.masked_fill(allowed_by(mask, scores), -INF))
+
+
+UPSIDE_DOWN = (
+    "the mask is upside down: mask.allowed is True where a query may look, and -inf belongs where "
+    "it is False"
+)
 
 
 def weights_case(words: str, shape: tuple[int, int, int, int, int], mask: Mask, hint: str) -> Case:
@@ -350,11 +369,8 @@ WEIGHTS = Exercise(
             softmax_over_queries,
         ),
         Mistake("the mask is left out: what mask.allowed(T, S) forbids is -inf", without_mask),
-        Mistake(
-            "the mask is upside down: mask.allowed is True where a query may look, and -inf "
-            "belongs where it is False",
-            inverted_mask,
-        ),
+        Mistake(UPSIDE_DOWN, partial(inverted_mask, softmax)),
+        Mistake(UPSIDE_DOWN, partial(inverted_mask, partial(torch.softmax, dim=-1))),
     ],
 )
 

@@ -58,6 +58,11 @@ def without_residual(x: Tensor, layers: Block, mask: Mask) -> Tensor:
     return layers.mlp(layers.mlp_norm(x))
 
 
+def without_first_residual(x: Tensor, layers: Block, mask: Mask) -> Tensor:
+    x = layers.attention(layers.attention_norm(x), mask)
+    return x + layers.mlp(layers.mlp_norm(x))
+
+
 def without_second_residual(x: Tensor, layers: Block, mask: Mask) -> Tensor:
     x = x + layers.attention(layers.attention_norm(x), mask)
     return layers.mlp(layers.mlp_norm(x))
@@ -127,6 +132,10 @@ BLOCK = Exercise(
             without_residual,
         ),
         Mistake(
+            "the first residual is left out: attention's output is added to the stream, x + ...",
+            without_first_residual,
+        ),
+        Mistake(
             "the second residual is left out: the MLP's output is added to the stream, x + ...",
             without_second_residual,
         ),
@@ -181,6 +190,10 @@ def chosen(model: Callable[[Tensor], Tensor], text_BL: Tensor) -> Tensor:
 
 TEXT = [[0, 2, 1, 3, 3, 0], [4, 1, 1, 2, 0, 3]]
 SURE = 120 * torch.eye(5)  # expects each token again, beyond what float32's exponential can say
+NO_SHIFT = (
+    "there is no shift: the model is asked for the token that it has just read. Targets are "
+    "text[:, 1:], for logits behind text[:, :-1]"
+)
 LOSS = Exercise(
     7,
     "loss",
@@ -210,10 +223,14 @@ LOSS = Exercise(
         ),
     ],
     [
+        Mistake(NO_SHIFT, partial(loss_of, lambda model, text: model(text), lambda text: text)),
         Mistake(
-            "there is no shift: the model is asked for the token that it has just read. Targets "
-            "are text[:, 1:], for logits behind text[:, :-1]",
-            partial(loss_of, lambda model, text: model(text), lambda text: text),
+            NO_SHIFT,
+            partial(loss_of, lambda model, text: model(text[:, 1:]), lambda text: text[:, 1:]),
+        ),
+        Mistake(
+            NO_SHIFT,
+            partial(loss_of, lambda model, text: model(text[:, :-1]), lambda text: text[:, :-1]),
         ),
         Mistake(
             "the shift goes the wrong way, to the token before: targets are text[:, 1:], for "
@@ -515,8 +532,8 @@ CACHE = Exercise(
             partial(step_by, fault="no mask"),
         ),
         Mistake(
-            "the past is not used: give back all keys and values, and put those kept before the new "
-            "ones",
+            "the past is not used: give back all keys and values, and put those kept before the "
+            "new ones",
             partial(step_by, fault="forgets"),
         ),
         Mistake(
