@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -62,11 +63,12 @@ def outcome(case: Case, function: Callable) -> Any:
 
 def problem(expected: Any, got: Any) -> str:
     """What is wrong with `got` before any number is looked at; empty if nothing."""
+    import torch
     from torch import Tensor
 
     if got is None:
         return "nothing: there is no `return`"
-    if isinstance(expected, Tensor):
+    if isinstance(expected, Tensor) and expected.ndim:
         if not isinstance(got, Tensor):
             return f"{type(got).__name__}, not a tensor"
         if got.shape != expected.shape:
@@ -74,8 +76,12 @@ def problem(expected: Any, got: Any) -> str:
         kinds = [(x.dtype.is_floating_point, str(x.dtype) == "torch.bool") for x in (expected, got)]
         if kinds[0] != kinds[1]:
             return f"a tensor of dtype {got.dtype}"
-    elif not isinstance(got, int | float) and not (isinstance(got, Tensor) and got.numel() == 1):
+    elif isinstance(got, Tensor) and got.numel() != 1:
+        return f"a tensor of shape {tuple(got.shape)}"
+    elif not isinstance(got, int | float | Tensor):
         return f"{type(got).__name__}, not a number"
+    if isinstance(got, Tensor) and (got.is_meta or got.layout is not torch.strided):
+        return "a tensor that holds no numbers, or not in the usual way"
     return ""
 
 
@@ -111,7 +117,7 @@ def shape_in_words(value: Any) -> str:
     """What kind of value is expected."""
     from torch import Tensor
 
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or not value.ndim:
         return "a number"
     kind = "real numbers" if value.dtype.is_floating_point else "booleans"
     return f"a tensor of {kind}, shape {tuple(value.shape)}"
@@ -235,12 +241,19 @@ def innermost(frame: FrameType | None, path: Path) -> int | None:
 
 def in_time(work: Callable[[], Verdict], path: Path, seconds: float) -> Verdict:
     """`work`, left where it takes longer."""
-    found: list[Verdict] = []
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    found: Future[Verdict] = Future()
+
+    def try_it() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # a fault of the checker is raised where it is seen
+            found.set_exception(error)
+
+    thread = threading.Thread(target=try_it, daemon=True)
     thread.start()
     thread.join(seconds)
-    if found:
-        return found[0]
+    if found.done():
+        return found.result()
     number = innermost(sys._current_frames().get(thread.ident or 0), path)
     said = f"after {seconds:g} s it was still at {line_of(path, number)}"
     return Verdict("endless", [said, "usually   a loop whose condition never becomes false"])

@@ -292,6 +292,7 @@ def test_the_first_row_that_differs_is_shown(answer):
         ("None", "nothing: there is no `return`"),
         ("[0.25, 0.75]", "list, not a tensor"),
         ("scores.sum()", "a tensor of shape ()"),
+        ("scores.to('meta')", "a tensor that holds no numbers, or not in the usual way"),
         ("scores > 0", "a tensor of dtype torch.bool"),
         ("scores.to(torch.complex64)", "a tensor of dtype torch.complex64"),
     ],
@@ -331,6 +332,20 @@ def test_an_error_is_one_line_with_the_line_of_the_file(answer, text, said):
     assert said in verdict.lines[-1]
     assert verdict.lines[-1].startswith("error     ")
     assert "\n" not in verdict.lines[-1]
+
+
+def test_a_number_may_be_a_float_or_a_tensor(answer):
+    text = RIGHT["loss"]
+    assert answer("loss", text.replace(".mean()", ".mean().item()")).state == "done"
+    assert answer("loss", text.replace(".mean()", ".mean()[None]")).state == "done"
+    several = answer("loss", text.replace(".mean()", ""))
+    assert several.lines[2:4] == ["expected  a number", "got       a tensor of shape (1, 3, 1)"]
+    assert answer("loss", "def loss(*_): return '1'").lines[3] == "got       str, not a number"
+
+
+def test_a_fault_of_the_checker_is_not_the_learners(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        in_time(lambda: 1 // 0, tmp_path / "x.py", 5.0)
 
 
 def test_an_empty_stub_is_no_error(answer):
