@@ -304,7 +304,9 @@ def main() -> int:
 
 
 def leave_threads() -> None:
-    """End at once, with the code that was asked for: a thread without end would not let go."""
+    """End at once, with the code that was asked for: Python's own end aborts a thread that is still
+    at work inside torch.
+    """
     code = 1
     try:
         run_command(main)
