@@ -4,6 +4,7 @@
 # make test   lint, format and all tests but the drill
 # make drill  the long versions of tests and measurements
 # make mutants  plant faults in a copy, one at a time, and see which test turns red (docs/mutants.md)
+# make exercise  list the exercises of docs/exercises; make exercise N=3 checks what you wrote there
 #
 # A CPU-only machine with Linux: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # fetches PyTorch's small CPU build (0.2 GB, not 3 GB)
@@ -14,7 +15,7 @@ RUN := runs/shakespeare-char
 DATA := data/prepared/shakespeare-char
 BIN := .venv/bin
 
-.PHONY: all check test drill mutants clean
+.PHONY: all check test drill mutants exercise clean
 all: $(RUN)/attention.html
 	@echo
 	@echo "Trained, sampled and drawn. Look at:"
@@ -62,6 +63,9 @@ drill: .venv/installed-dev
 
 mutants: .venv/installed-dev
 	$(BIN)/python tests/mutants.py
+
+exercise: | .venv/installed
+	@$(BIN)/python -m exercises.check $(N)
 
 clean:
 	rm -rf .venv runs data/prepared data/cache

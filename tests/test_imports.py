@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("model", "data", "configs", "training", "ops", "viz", "interop")
+PACKAGES = ("model", "data", "configs", "training", "ops", "viz", "interop", "exercises")
 COMMANDS = ("train.py", "sample.py", "attention_map.py", "evaluate.py")
 DATA = (
     "tiktoken",
@@ -38,7 +38,8 @@ ALLOWED = {
         *("model", "data", "configs", "errors", "ops", "interop"),
     },
     "viz": {"numpy", "torch", "matplotlib", "model", "data", "configs", "errors", "viz"},
-    "command": {*RUN, *PACKAGES, "errors", "machine"},
+    "exercises": {"torch", "model", "configs", "errors", "training", "exercises"},
+    "command": {*RUN, *PACKAGES, "errors", "machine"} - {"exercises"},
 }
 """What may be imported beside the standard library: a name stands for itself and all that is in
 it.
@@ -127,6 +128,9 @@ def test_the_rules_hold_what_they_should():
         ("viz", "from sample import main"),
         ("command", "from train import main"),
         ("command", "import transformers"),
+        ("command", "from exercises.check import main"),
+        ("training", "from exercises import check"),
+        ("exercises", "from ops.log import Log"),
     ]:
         assert forbidden(source, ALLOWED[key]), (key, source)
     assert forbidden("from ..training import log", ALLOWED["viz"], ("viz",)) == ["training.log"]
@@ -149,7 +153,7 @@ def test_model_package_is_empty():
     "command",
     [[name] for name in COMMANDS if (ROOT / name).exists()]
     + [["-m", "data.prepare"]] * (ROOT / "data" / "prepare.py").exists()
-    + [["-m", "interop.load"], ["-m", "interop.export"]],
+    + [["-m", "interop.load"], ["-m", "interop.export"], ["-m", "exercises.check"]],
     ids=" ".join,
 )
 def test_help_is_instant(command):

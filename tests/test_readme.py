@@ -11,7 +11,7 @@ from helpers import ROOT, environment, make_config, nonsense, train_here, write_
 from configs import PRESETS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 LINES = [
     line.split("  #")[0].strip()
