@@ -14,6 +14,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from ops.compiling import WithLoss
 from ops.device import autocast
+from training.finite import step_if_finite
 from training.loss import cross_entropy
 from training.optimizer import clip_gradients, make_optimizers
 
@@ -36,45 +37,61 @@ def lap(step: Step, device: str) -> float:
     return time.perf_counter() - began
 
 
-def random_tokens(vocab_size: int, rows: int, context_length: int, device: str) -> Tensor:
-    return torch.randint(vocab_size, (rows, context_length), device=device)
+class Update:
+    """One update whenever it is called: the mean loss of `batch_size` sequences, a micro-batch at a
+    time, all of them `tokens`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: nn.Module,
+        tokens: Tensor,
+        optim: OptimConfig,
+        precision: str,
+    ):
+        self.model = model
+        self.loss_of = loss_of
+        self.tokens = tokens
+        self.optim = optim
+        self.precision = precision
+        self.optimizers = self.make_optimizers()
+
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of train.py."""
+        return make_optimizers(self.model, self.optim, self.precision)
+
+    def apply(self, loss: Tensor, norm: Tensor) -> None:
+        """Let the optimizers step, as train.py does."""
+        step_if_finite(self.optimizers, self.optim.lr, loss, norm)
+
+    def __call__(self) -> None:
+        loss = torch.zeros((), device=self.tokens.device)
+        n_micro = self.optim.batch_size // len(self.tokens)
+        for _ in range(n_micro):
+            with autocast(self.tokens.device.type, self.precision):
+                micro_loss = self.loss_of(self.tokens, self.tokens) / n_micro
+            micro_loss.backward()
+            loss += micro_loss.detach()
+        self.apply(loss, clip_gradients(self.model, self.optim.grad_clip))
+        self.model.zero_grad(set_to_none=True)
 
 
-def accumulate(loss_of: nn.Module, tokens: Tensor, n_micro: int, precision: str) -> None:
-    """Add up the gradients of the mean loss over `n_micro` micro-batches, all of them `tokens`."""
-    for _ in range(n_micro):
-        with autocast(tokens.device.type, precision):
-            loss = loss_of(tokens, tokens) / n_micro
-        loss.backward()
+class PlainUpdate(Update):
+    """The same in a plain loop: PyTorch's fused AdamW over all parameters, decay on matrices."""
 
+    def make_optimizers(self) -> list[torch.optim.Optimizer]:
+        optim, parameters = self.optim, list(self.model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim == 2], "weight_decay": optim.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        betas = (optim.beta1, optim.beta2)
+        return [torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
 
-def make_step(
-    config: ModelConfig,
-    optim: OptimConfig,
-    vocab_size: int,
-    precision: str,
-    compiled: bool,
-    device: str = "cpu",
-    backend: str = "inductor",
-) -> Step:
-    """An update as train.py makes it: `batch_size` sequences, `micro_batch_size` at a time."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = GPT(config, vocab_size)
-    optimizers = make_optimizers(model, optim, precision)
-    rows = optim.micro_batch_size or optim.batch_size
-    tokens = random_tokens(vocab_size, rows, config.context_length, device)
-    whole = WithLoss(model, cross_entropy)
-    loss_of = torch.compile(whole, backend=backend) if compiled else whole
-
-    def step() -> None:
-        accumulate(loss_of, tokens, optim.batch_size // rows, precision)
-        clip_gradients(model, optim.grad_clip).item()
-        for optimizer in optimizers:
+    def apply(self, loss: Tensor, norm: Tensor) -> None:
+        for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad()
-
-    return step
 
 
 class PlainBlock(nn.Module):
@@ -128,7 +145,7 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-def make_plain_step(
+def make_step(
     config: ModelConfig,
     optim: OptimConfig,
     vocab_size: int,
@@ -136,29 +153,18 @@ def make_plain_step(
     compiled: bool,
     device: str = "cpu",
     backend: str = "inductor",
-) -> Step:
-    """The same update in a plain loop: PyTorch's fused AdamW over all parameters, decay on its
-    matrices, clipping by PyTorch's function.
+    plain: bool = False,
+) -> Update:
+    """An update as train.py makes it, or that of a `plain` loop around a plain model:
+    `batch_size` sequences, `micro_batch_size` at a time.
     """
     torch.manual_seed(0)
-    with torch.device(device):
-        model = PlainGPT(config, vocab_size)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": optim.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    betas = (optim.beta1, optim.beta2)
-    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
     rows = optim.micro_batch_size or optim.batch_size
-    tokens = random_tokens(vocab_size, rows, config.context_length, device)
-    loss_of = torch.compile(model, backend=backend) if compiled else model
-
-    def step() -> None:
-        accumulate(loss_of, tokens, optim.batch_size // rows, precision)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+    with torch.device(device):
+        model = PlainGPT(config, vocab_size) if plain else GPT(config, vocab_size)
+        tokens = torch.randint(vocab_size, (rows, config.context_length))
+    loss_of = model if plain else WithLoss(model, cross_entropy)
+    if compiled:
+        loss_of = torch.compile(loss_of, backend=backend)
+    kind = PlainUpdate if plain else Update
+    return kind(model, loss_of, tokens, optim, precision)

@@ -5,12 +5,13 @@ Shapes: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 Training follows Brown et al. 2020, "Language Models are Few-Shot Learners": half a million tokens a
 step, peak rates and betas, decay, clipping, 375 million tokens of warm-up and a cosine to a tenth
 of the rate (table 2.1 and appendix B); but 10 billion tokens in all, not 300. The smallest goes to
-300 billion, with nanoGPT's 2,000 steps of warm-up (its config/train_gpt2.py).
+315 billion, with nanoGPT's 2,000 steps of warm-up (its config/train_gpt2.py).
 """
 
 from dataclasses import replace
 
 from configs.schema import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from configs.speedrun import MODERN
 
 TOKENS_PER_STEP = 2**19
 CONTEXT = 1024
@@ -39,17 +40,7 @@ def _gpt2(n_layer: int, n_head: int, d_model: int, lr: float, micro_batch_size: 
 SMALLEST = _gpt2(12, 12, 768, 6e-4, 16)
 
 FAST = Config(
-    model=replace(
-        SMALLEST.model,
-        n_head=6,
-        positions="rotary",
-        norm="rmsnorm",
-        mlp="relu2",
-        qk_norm=True,
-        bias=False,
-        tie_embeddings=False,
-        zero_init=True,
-    ),
+    model=replace(MODERN, n_layer=12, n_head=6, d_model=768, context_length=CONTEXT),
     data=DataConfig("data/prepared/fineweb-gpt2"),
     optim=replace(
         SMALLEST.optim,
@@ -72,12 +63,11 @@ tokens after modded-nanogpt's records 7 and 8, see docs/gpu.md.
 
 PRESETS = {
     "gpt2-124m": (
-        "GPT-2's smallest size with nanoGPT's recipe, 300 billion tokens: some ten days on an H100",
+        "GPT-2's smallest size with nanoGPT's recipe, 315 billion tokens: about a week on an H100",
         SMALLEST.replace(warmup_steps=2000, max_steps=600_000),
     ),
     "gpt2-124m-fast": (
-        "a modern model of that size, aimed at GPT-2's loss on FineWeb: two or three hours on an "
-        "H100",
+        "a modern model of that size, aimed at GPT-2's loss on FineWeb: about two hours on an H100",
         FAST,
     ),
     "gpt2-350m": ("GPT-2 medium", _gpt2(24, 16, 1024, 3e-4, 8)),

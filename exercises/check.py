@@ -5,6 +5,9 @@ The learner's function and the product's are called on the same cases. Where the
 that are wrong in a known way (`exercises.part_1` and `part_2`) say why: the one that gives what the
 learner's gives is the cause.
 
+The files are programs and are run as such, with all that the user may do: what somebody else wrote
+is to be read before it is checked.
+
 The learner's code runs in a thread, so that a loop without end can be left: a thread that does
 not come back is abandoned, and ends with the process.
 """

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from errors import UserError
 from interop.keys import Keys
 from model.config import ModelConfig
 
@@ -46,14 +44,3 @@ def step_and_loss(state: dict[str, Any]) -> tuple[int, float]:
     is_step = type(step) is int and 0 <= step < 2**63
     is_loss = isinstance(loss, float) and loss == loss
     return step if is_step else 0, loss if is_loss else float("inf")
-
-
-def unpack(path: Any) -> Any:
-    """What torch finds in a file, mapped into memory; its code is never run. Raises UserError."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # a hostile file can raise nearly anything; torch's words help no user
-        raise UserError(
-            f"{path} can't be read: it is damaged, of another program, or holds more than tensors, "
-            "numbers and text, and so is unsafe"
-        ) from None

@@ -21,7 +21,7 @@ from interop.places import Format, Place, Places, by_source, shape_there, split
 from interop.weights import InMemory, Plain, find_weights, open_weights
 from model.config import ModelConfig
 from model.gpt import GPT
-from ops.checkpoint import LATEST, Checkpoint, save
+from ops.checkpoint import LATEST, Checkpoint, save, unpack
 
 FORMATS: dict[str, Format] = {"gpt2": gpt2, "llama": llama}
 """model_type of a config.json -> what reads it."""
@@ -163,7 +163,7 @@ def _first(ids: object) -> int | None:
 
 def _open_checkpoint(path: Path) -> Source:
     """A checkpoint of nanoGPT."""
-    state = nanogpt.unpack(path)
+    state = unpack(path)
     if not nanogpt.is_checkpoint(state):
         raise UserError(
             f"{path} is no checkpoint of nanoGPT: it holds no `model` with `model_args`; a run of "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.json_file import read_json
 from errors import UserError
-from interop.nanogpt import unpack
+from ops.checkpoint import unpack
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Of safetensors: those that hold weights here."""

@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[Checkpoint, bool]:
         is_sealed = check_whole(path)
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror})") from None
-    state = _unpack(path)
+    state = unpack(path)
     version = state.get("version") if isinstance(state, dict) else None
     if type(version) is not int or version != VERSION:
         found = " ".join(repr(version).split())[:40]
@@ -191,8 +191,10 @@ def _read(path: Path) -> tuple[Checkpoint, bool]:
     return Checkpoint(**state), is_sealed
 
 
-def _unpack(path: Path) -> Any:
-    """What torch finds in a file, mapped into memory. Raises UserError where it isn't plain."""
+def unpack(path: Path) -> Any:
+    """What torch finds in a file, mapped into memory; its code is never run. Raises UserError where
+    it isn't plain.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -282,7 +284,7 @@ def find(run: str | Path) -> Path:
 def _step(path: Path) -> int:
     """The step a checkpoint says it is of, unchecked; -1 where it can't be read."""
     try:
-        return int(_unpack(path)["step"])
+        return int(unpack(path)["step"])
     except (UserError, TypeError, KeyError, ValueError):
         return -1
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from configs import Config
 from errors import UserError
+from model.transfer import on_device
 from training.muon import BatchedMuon
 
 FAST_LINKS = {"cuda"}
@@ -128,9 +129,8 @@ class Processes:
         """Each number summed over the processes: a float64 tensor on the device of the first, which
         no process waits for.
         """
-        numbers = torch.tensor([0.0, *others], dtype=torch.float64)
-        if first.is_cuda:
-            numbers = numbers.pin_memory().to(first.device, non_blocking=True)
+        place = first.device if first.is_cuda else torch.device("cpu")  # MPS has no float64
+        numbers = on_device(torch.tensor([0.0, *others], dtype=torch.float64), place)
         numbers[0] = first
         dist.all_reduce(numbers)
         return numbers

@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from model.transfer import pinned
+
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, (rows, context_length) each; the targets are the inputs, one token on."""
 Draw = Callable[[int, int], Batch]
@@ -58,7 +60,7 @@ class Feeder:
         """
         tokens, targets = self.draw(step, index)
         rows = torch.cat([tokens, targets[:, -1:]], dim=1)
-        return rows.pin_memory() if self.on_cuda else rows
+        return pinned(rows, torch.device(self.device))
 
     def _after(self, step: int, index: int) -> tuple[int, int]:
         """The micro-batch that will be asked for behind this one."""

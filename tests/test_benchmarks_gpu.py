@@ -19,7 +19,7 @@ from benchmarks.gpu.process import outcome, run_apart
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.task import REHEARSAL, Missing, Scale, Task
-from benchmarks.steps import PlainGPT, make_plain_step, make_step
+from benchmarks.steps import PlainGPT, make_step
 from benchmarks.train import best_so_far
 from configs import OptimConfig
 from model.config import ModelConfig
@@ -119,18 +119,17 @@ def test_a_compiler_that_fails_costs_its_rows_alone(task, heard, monkeypatch):
 
 
 def test_out_of_memory_halves_the_micro_batch(task, heard, monkeypatch):
-    def make(shape, optim, *_):
+    def make(shape, optim, *_, **__):
         def step():
             if optim.batch_size > 4:
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
         return step
 
-    monkeypatch.setattr(training, "make_plain_step", make)
+    monkeypatch.setattr(training, "make_step", make)
     large = dataclasses.replace(task, scale=dataclasses.replace(REHEARSAL, rows=16))
     assert training.fitting_rows(large) == 4
     assert "16 sequences at once don't fit in memory: 8 are tried" in notes(heard)
-    monkeypatch.setattr(training, "make_step", make)
     large = dataclasses.replace(task, scale=dataclasses.replace(REHEARSAL, most_rows=64))
     training.batches(large)
     assert [row["GiB"] for row in rows(heard)] == ["", "", "", "out of memory"]
@@ -225,13 +224,11 @@ def test_the_plain_loop_is_gpt2():
 def test_both_updates_learn():
     """Each of the two makes whole updates: the parameters move, and gradients don't pile up."""
     optim = OptimConfig(batch_size=4, micro_batch_size=2, lr=1e-2)
-    for make in (make_step, make_plain_step):
-        step = make(REHEARSAL.model, optim, 11, "float32", False)
+    for plain in (False, True):
+        step = make_step(REHEARSAL.model, optim, 11, "float32", False, plain=plain)
         losses = []
-        loss_of = step.__closure__[[*step.__code__.co_freevars].index("loss_of")].cell_contents
-        tokens = step.__closure__[[*step.__code__.co_freevars].index("tokens")].cell_contents
         for _ in range(5):
-            losses.append(loss_of(tokens, tokens).item())
+            losses.append(step.loss_of(step.tokens, step.tokens).item())
             step()
         assert losses[-1] < losses[0] - 0.1
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.runs import run
 from benchmarks.gpu.task import Scale, Task
 from benchmarks.plan import write_random_ids
-from benchmarks.steps import Step, lap, make_plain_step, make_step
+from benchmarks.steps import Step, lap, make_step
 from benchmarks.tables import spread
 from configs import PRESETS, OptimConfig
 from model.config import ModelConfig
@@ -67,15 +67,19 @@ def programs(task: Task, rows: int) -> dict[str, tuple[Callable[[], Step], float
     muon = optim_of("gpt2-124m-fast", rows, scale.n_micro)
     flops, fast_flops = flops_of(shape, vocab), flops_of(fast, vocab)
 
-    def of(make: Callable, config: ModelConfig, optim: OptimConfig, compiled: bool) -> Callable:
-        return lambda: make(config, optim, vocab, precision, compiled, task.device, scale.backend)
+    def of(config: ModelConfig, optim: OptimConfig, compiled: bool, plain: bool) -> Callable:
+        place = task.device, scale.backend
+        return lambda: make_step(config, optim, vocab, precision, compiled, *place, plain=plain)
 
     return {
-        PLAIN: (of(make_plain_step, shape, gpt2, True), flops),
-        "train.py's update, compiled": (of(make_step, shape, gpt2, True), flops),
-        "plain loop, eager": (of(make_plain_step, shape, gpt2, False), flops),
-        "train.py's update, eager": (of(make_step, shape, gpt2, False), flops),
-        "gpt2-124m-fast's update, compiled": (of(make_step, fast, muon, True), fast_flops),
+        PLAIN: (of(shape, gpt2, compiled=True, plain=True), flops),
+        "train.py's update, compiled": (of(shape, gpt2, compiled=True, plain=False), flops),
+        "plain loop, eager": (of(shape, gpt2, compiled=False, plain=True), flops),
+        "train.py's update, eager": (of(shape, gpt2, compiled=False, plain=False), flops),
+        "gpt2-124m-fast's update, compiled": (
+            of(fast, muon, compiled=True, plain=False),
+            fast_flops,
+        ),
     }
 
 
@@ -100,8 +104,8 @@ def fitting_rows(task: Task) -> int:
         optim = optim_of("gpt2-124m", rows, 1)
         precision = best_precision(task.device)
         try:
-            step = make_plain_step(
-                scale.model, optim, scale.vocab_size, precision, False, task.device
+            step = make_step(
+                scale.model, optim, scale.vocab_size, precision, False, task.device, plain=True
             )
             lap(step, task.device)
             return rows
