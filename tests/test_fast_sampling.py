@@ -8,7 +8,12 @@ from helpers import MODERN
 from torch.testing import assert_close
 
 from model.cache import KVCache
-from model.fast_sampling import SlabLinear, one_by_one, prepare_for_sampling
+from model.fast_sampling import (
+    SlabLinear,
+    attention_kernels,
+    one_by_one,
+    prepare_for_sampling,
+)
 from model.generate import generate
 from model.sampling import Sampling
 from ops import device as device_module
@@ -171,3 +176,21 @@ def test_slabs_are_for_processors_where_the_library_uses_one_thread(tiny, device
     assert isinstance(model.blocks[0].mlp.up, SlabLinear) is (
         device.type == "cpu" and maker == "AMD EPYC"
     )
+
+
+def test_sampling_on_cuda_goes_without_cudnn():
+    """cuDNN's attention plans anew for each number of keys; the other kernels stay, and so does
+    what other devices have.
+    """
+
+    def kernels():
+        cuda = torch.backends.cuda
+        asked = cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled
+        return [enabled() for enabled in asked]
+
+    before = kernels()
+    with attention_kernels(torch.device("cuda")):
+        assert kernels() == [False, True, True]
+    with attention_kernels(torch.device("cpu")):
+        assert kernels() == before
+    assert before[0]

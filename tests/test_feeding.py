@@ -53,6 +53,14 @@ def test_drawn_once_and_before_it_is_asked_for(feed):
     assert seen == [(0, 2), (0, 3), (1, 2), (1, 3)]
 
 
+def test_no_more_is_held_than_comes_next(feed):
+    """What was drawn for a place that was left is let go."""
+    feeder = feed(rows)
+    for step in (0, 9, 3, 30):
+        feeder(step, 2)
+        assert len(feeder.drawn) == N_AHEAD
+
+
 def test_an_error_is_raised_where_its_batch_is_asked_for(feed):
     def draw(step, index):
         if step == 1:

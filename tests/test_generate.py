@@ -3,9 +3,11 @@ batch makes a difference.
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import restored
 from torch.testing import assert_close
 
 import model.generate
@@ -13,6 +15,7 @@ from model.attention import explicit_attention
 from model.fast_attention import fast_attention
 from model.generate import generate, next_token
 from model.sampling import Sampling
+from model.transfer import where_drawn
 
 KINDS = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 WINDOWS = pytest.mark.parametrize("window", [0, 3])
@@ -150,6 +153,29 @@ def test_each_row_has_its_own_generator():
         )  # one for all four would draw four times the same
     with pytest.raises((ValueError, RuntimeError)):
         next_token(logits, Sampling(), generators=generators(3))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_draw_nothing(wrong, temperature):
+    """In one row of three, and in a place that need not be drawn."""
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = wrong
+    with pytest.raises(FloatingPointError, match="not finite"):
+        next_token(logits, Sampling(temperature=temperature), generators(3))
+
+
+def test_where_tokens_are_drawn():
+    """Where the logits are, on CUDA alone, and there unless results must repeat."""
+
+    def moved(kind):
+        logits = SimpleNamespace(device=torch.device(kind), cpu=lambda: "to the CPU")
+        return where_drawn(logits) is not logits
+
+    with restored():
+        assert [moved(kind) for kind in ("cuda", "mps", "cpu")] == [False, True, True]
+        torch.use_deterministic_algorithms(True)
+        assert moved("cuda")
 
 
 def test_logits_are_left_as_they_were():

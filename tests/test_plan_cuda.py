@@ -46,6 +46,7 @@ for micro in (16, 64):
         found["steps"][f"{micro} {recompute}"] = told
 found["host"] = _host_lines(plan)
 found["sharded"] = bytes_of(gpt2(strategy="fsdp", micro_batch_size=16), 8)[1]
+found["one row"] = bytes_of(gpt2(strategy="fsdp", micro_batch_size=1, context_length=64), 8)[1]
 found["largest"] = bytes_of(gpt2("1.5b", strategy="fsdp", recompute=True), 8)[1]
 
 # Left open: one block, so that planning is quick, on a card that has room for 16 of 64 rows.
@@ -174,7 +175,8 @@ def test_logits_are_no_longer_what_fills_a_card(found, recompute):
 
 def test_a_share_of_fsdp2(found):
     """An eighth of weights, gradients and moments; whole are what lies outside the blocks and two
-    blocks. Activations are a process's own.
+    blocks. Activations are a process's own. Of one short row the peak comes in the backward
+    pass, where what was gathered has its gradients beside it.
     """
     block, outside = parameters()
     weights = LAYERS * block + outside
@@ -182,6 +184,8 @@ def test_a_share_of_fsdp2(found):
     for part, size in (("weights", 4), ("gradients", 4), ("optimizer", 8)):
         assert memory[part] == pytest.approx(size * weights / 8, rel=1e-4)
     assert memory["gathered by FSDP2"] == 4 * (outside + 2 * block)
+    _, outside = parameters(context=64)
+    assert found["one row"]["memory"]["gathered by FSDP2"] == 2 * 4 * (outside + 2 * block)
     alone = found["steps"]["16 False"]["memory"]
     for part in ("activations", "logits and loss"):
         assert memory[part] == alone[part]

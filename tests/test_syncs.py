@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT, environment, make_config, nonsense, restored, write_corpus
 from pretend_cuda import TRAININGS
 
-from ops.session import Session
+from ops.session import READ_WITHIN, Session
 from training.trainer import Trainer
 
 IN_A_STEP = {"accumulate", "agree", "update", "record"}
@@ -92,6 +92,22 @@ def test_losses_that_stay_no_numbers_end_the_run(pretended):
     assert run["threads"] == []
     after = pretended["failures"]["resumed"]
     assert after["code"] == 0, after["error"] + after["printed"]
+
+
+def test_updates_are_read_within_ten_steps(tmp_path):
+    """On a GPU, where a run says nothing for a long time, which it hears of no later."""
+    data = write_corpus(tmp_path / "data", nonsense())
+    fields = {"log_every": 1000, "eval_every": 0, "save_every": 0, "max_steps": 1000}
+    with restored(), Session(make_config(data, tmp_path / "r", **fields)) as session:
+        trainer = Trainer(session)
+        numbers = trainer.accumulate(), torch.tensor(1.0)
+        session.device = "cuda:0"
+        unread = []
+        for step in range(25):
+            session.record(step + 1, numbers[0], 1e-3, numbers[1])
+            unread.append(len(session.unread))
+        session.device = "cpu"
+    assert unread == [*range(1, READ_WITHIN), 0, *range(1, READ_WITHIN), 0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.gpu
