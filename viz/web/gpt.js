@@ -265,13 +265,14 @@ const inUse = new WeakMap();
 
 // Room for n rows, of which the first `kept` are those of an earlier array. Where that ends with them, the new one grows behind it in the
 // same memory, lest each key copy all that was read; where it doesn't, or another has grown there already, they are copied.
-function continued(earlier, kept, n, width) {
+function continued(earlier, kept, n, width, contextLength) {
   const size = n * width;
   if (earlier && kept * width === inUse.get(earlier.buffer) && 4 * size <= earlier.buffer.byteLength) {
     inUse.set(earlier.buffer, size);
     return new Float32Array(earlier.buffer, 0, size);
   }
-  const room = new Float32Array(kept ? 2 * size : size), rows = room.subarray(0, size);  // who reads on may do so again
+  const most = kept ? Math.max(n, Math.min(2 * n, contextLength)) : n;  // who reads on may do so again
+  const room = new Float32Array(most * width), rows = room.subarray(0, size);
   if (kept) rows.set(earlier.subarray(0, kept * width));
   inUse.set(room.buffer, size);
   return rows;
@@ -283,26 +284,28 @@ function continued(earlier, kept, n, width) {
 // token but the first. `before`, an earlier reading, saves computing again what both have in common. It isn't changed.
 function* reading(model, ids, changes = NO_CHANGES, before = null) {
   const {config, vocabSize} = model, n = ids.length, d = config.d_model, dKeys = config.n_key_head * config.d_head;
-  const kept = rowsKept(model, ids, changes, before), x_embed = continued(before?.x_embed, kept.embedded, n, d);
+  const kept = rowsKept(model, ids, changes, before);
+  const grown = (earlier, from, nRow, width) => continued(earlier, from, nRow, width, config.context_length);
+  const x_embed = grown(before?.x_embed, kept.embedded, n, d);
   embed(model, ids, changes, kept.embedded, x_embed);
   const layers = [];
   let x_BTD = x_embed;
   for (let layer = 0; layer < config.n_layer; layer++) {
     const from = kept.layers[layer], old = before?.layers[layer], rows = {};
     for (const name of ["q", "k", "v", "written_attention", "written_mlp", "x_after_attention", "x_after"]) {
-      rows[name] = continued(old?.[name], from, n, name === "k" || name === "v" ? dKeys : d);
+      rows[name] = grown(old?.[name], from, n, name === "k" || name === "v" ? dKeys : d);
     }
     if (from < n) yield* block(model, layer, x_BTD, rows, from, n, changes);
     layers.push(rows);
     x_BTD = rows.x_after;
   }
   const from = kept.layers[config.n_layer - 1];
-  const features = continued(before?.features, from, n, d), logits = continued(before?.logits, from, n, vocabSize);
+  const features = grown(before?.features, from, n, d), logits = grown(before?.logits, from, n, vocabSize);
   if (from < n) {
     features.set(normed(model, "norm", x_BTD.subarray(from * d), n - from), from * d);
     yield* linear(model, "unembed", features.subarray(from * d), n - from, logits.subarray(from * vocabSize));
   }
-  const firstLoss = Math.max(0, from - 1), losses = continued(before?.losses, firstLoss, Math.max(0, n - 1), 1);
+  const firstLoss = Math.max(0, from - 1), losses = grown(before?.losses, firstLoss, Math.max(0, n - 1), 1);
   for (let t = firstLoss; t + 1 < n; t++) {
     losses[t] = crossEntropy(logits, t * vocabSize, vocabSize, ids[t + 1]);
     yield;
