@@ -155,7 +155,7 @@ def test_text_can_not_become_markup():
 
 
 def test_the_script_writes_no_markup():
-    script = (page.Path(page.__file__).parent / "page.js").read_text(encoding="utf-8")
+    script = page._join(page.SCRIPTS, "js")
     sinks = "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( "
     sinks += "fetch( XMLHttpRequest import( WebSocket"
     assert [sink for sink in sinks.split() if sink in script] == []

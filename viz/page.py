@@ -30,6 +30,25 @@ more.
 """
 LEARNING_SHARE = 0.25
 """Of the page's bytes, at most, for maps over training."""
+WEB = Path(__file__).parent / "web"
+SCRIPTS = [
+    # The model: no page in these files, to be read beside the Python they mirror.
+    *["weights", "positions", "attention", "gpt", "sampling"],
+    # What is shown, and what all views draw with.
+    *["helpers", "labels", "reading", "roles", "drawing", "maps"],
+    # The views, and the frame around them.
+    "text",
+    "overview",
+    "head",
+    "equation",
+    "learning",
+    "frame",
+]
+"""The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
+VIEWS = ["text", "overview", "head", "equation", "learning"]
+"""The views, viz/web/NAME.html, in the order of their tabs."""
+STYLES = ["page"]
+"""The page's style sheets, viz/web/NAME.css."""
 
 
 def render_page(
@@ -91,6 +110,7 @@ def render_page(
             "entropy": _short(roles.entropy),
         },
         "learning": told,
+        "model": None,
         "scale": {
             "light": colour_scale().tobytes().hex(),
             "dark": colour_scale(dark=True).tobytes().hex(),
@@ -104,20 +124,21 @@ def render_page(
         held.append(
             f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
         )
-    folder = Path(__file__).parent
-    style, script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+    style = _join(STYLES, "css")
+    script = _join(SCRIPTS, "js")
     parts = {"TITLE": escape(title), "STYLE": style, "SCRIPT": script, "DATA": "\n".join(held)}
     parts |= {"STYLE_HASH": _csp_hash(style), "SCRIPT_HASH": _csp_hash(script)}
-    page = re.sub(
-        r"@@([A-Z_]+)@@",
-        lambda match: parts[match[1]],
-        (folder / "page.html").read_text(encoding="utf-8"),
-    )
+    parts["VIEWS"] = _join(VIEWS, "html")
+    frame = (WEB / "page.html").read_text(encoding="utf-8")
+    page = re.sub(r"@@([A-Z_]+)@@", lambda match: parts[match[1]], frame)
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
+
+
+def _join(names: Sequence[str], suffix: str) -> str:
+    """The text of these files of viz/web/, one after another."""
+    return "\n".join((WEB / f"{name}.{suffix}").read_text(encoding="utf-8") for name in names)
 
 
 def _csp_hash(text: str) -> str:

@@ -24,11 +24,12 @@ function nextDistribution(logits, {temperature = 1, topK = 0, topP = 1} = {}) {
     return {raw, kept, order};
   }
   const scaled = softmax(Float64Array.from(logits, (logit) => (logit - highest) / temperature));
+  if (topK === 0 && topP === 1) return {raw, kept: scaled, order};
   const likeliest = order.slice(0, Math.min(topK || size, size));
   const total = likeliest.reduce((sum, id) => sum + scaled[id], 0);
   let before = 0;  // the probability of all that are likelier
   likeliest.forEach((id, i) => {
-    if (i === 0 || topP === 1 || before < topP * total) kept[id] = scaled[id];
+    if (i === 0 || before < topP * total) kept[id] = scaled[id];
     before += scaled[id];
   });
   return {raw, kept, order};
@@ -50,7 +51,7 @@ function draw(kept, u) {
 // The uniform number in [0, 1) of a step of writing: a function of seed and step alone, so that going back one step and on again draws
 // the same. PyTorch's generator is not rebuilt here: sample.py draws other numbers from the same seed.
 function uniform(seed, step) {
-  const high = mixed(mixed(seed) ^ step) >>> 5, low = mixed(mixed(step + 0x9e3779b9) ^ seed) >>> 6;
+  const high = mixed(mixed(seed + 0x9e3779b9) ^ step) >>> 5, low = mixed(mixed(seed + 0x3c6ef372) ^ step) >>> 6;
   return (high * 2 ** 26 + low) / 2 ** 53;
 }
 
