@@ -33,7 +33,7 @@ LEARNING_SHARE = 0.25
 WEB = Path(__file__).parent / "web"
 SCRIPTS = [
     # The model: no page in these files, to be read beside the Python they mirror.
-    *["weights", "positions", "attention", "gpt", "sampling"],
+    *["weights", "positions", "attention", "gpt", "sampling", "tokenizer"],
     # What is shown, and what all views draw with.
     *["helpers", "labels", "reading", "roles", "drawing", "maps"],
     # The views, and the frame around them.
@@ -41,13 +41,14 @@ SCRIPTS = [
     "overview",
     "head",
     "equation",
+    *["flow_numbers", "flow", "what_if", "lens"],
     "learning",
     "frame",
 ]
 """The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
-VIEWS = ["text", "overview", "head", "equation", "learning"]
+VIEWS = ["flow", "text", "overview", "head", "equation", "what_if", "lens", "learning"]
 """The views, viz/web/NAME.html, in the order of their tabs."""
-STYLES = ["page"]
+STYLES = ["page", "flow", "what_if", "lens"]
 """The page's style sheets, viz/web/NAME.css."""
 
 

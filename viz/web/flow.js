@@ -1,4 +1,3 @@
-"use strict";
 // The Flow view: the numbers of flow_numbers.js, box by box, along the stream. Each box names the tensor as the code does, the line of
 // code that makes it, and where that line stands.
 
@@ -284,16 +283,18 @@ function wouldSay(layer, t) {
 // ---------- the view ----------
 
 function flowShow() {
-  if (flow.text === null) flowStart();
   if (flow.lastHead !== state.head) {
     flow.lastHead = state.head;
     flow.head = HEADS[state.head].head;
     flow.open.add(HEADS[state.head].layer);
   }
+  const words = state.words;
+  state.words = false;  // the flow knows tokens
   flow.text.fill();
   flowDraw();
+  state.words = words;
 }
-function flowStart() {
+function flowControls() {
   flow.text = new Reader($("flow-text"), "The text; choose the token whose way is shown", (t, chosen) => { if (chosen) flowToken(t); });
   $("flow-back").onclick = () => flowToken(Math.max(0, state.query - 1));
   $("flow-on").onclick = () => flowToken(Math.min(shown.reading.n - 1, state.query + 1));

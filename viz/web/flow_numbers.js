@@ -1,4 +1,3 @@
-"use strict";
 // One token's way through the model, step by step, for the Flow view. A reading keeps what attention and MLP start from and what they
 // write; the steps between are computed here again, for one token, by the same functions of gpt.js and attention.js.
 

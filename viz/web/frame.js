@@ -4,10 +4,13 @@
 // of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}. Each view's
 // HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is the tabs'.
 const VIEWS = {
+  flow: {tab: "Flow", show: flowShow, bar: ["head"], living: true},
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
   text: {tab: "Text", show: textShow, bar: ["head", "source", "words"]},
   equation: {tab: "Equation", show: equationShow, bar: ["head"]},
+  what_if: {tab: "What if", show: whatIfShow, bar: [], living: true},
+  lens: {tab: "Lens", show: lensShow, bar: [], living: true},
   learning: {tab: "Learning", show: learningShow, bar: []},
 };
 const viewNames = Array.from(document.querySelectorAll("main > section"), (section) => section.id).filter(
@@ -38,6 +41,7 @@ function redraw() {
   $("pick").value = state.head;
   $("about").textContent = roleSentence(HEADS[state.head]);
   $("facts").textContent = facts().join(" · ");
+  showBanner();
   show();
 }
 
@@ -113,6 +117,9 @@ function start() {
   headViews();
   textControls();
   equationControls();
+  flowControls();
+  whatIfControls();
+  lensControls();
   learningControls();
   go(HEADS.length === 1 ? "head" : "overview");
 }

@@ -1,4 +1,3 @@
-"use strict";
 // The Lens view: the stream after each block, read as if the model ended there (nostalgebraist 2020), and how much each attention and
 // MLP wrote to it.
 
@@ -31,16 +30,20 @@ function measureLens(reading, layer, t) {
 
 const layerName = (layer) => layer < 0 ? "embedding" : `block ${layer}`;
 
+function lensControls() {
+  if (!MODEL) return;
+  lensView.layer = MODEL.config.n_layer - 1;
+  $("lens-cells").onchange = lensShow;
+  $("lens-whose").onchange = () => lensWritten(state.query);
+  $("lens-table").addEventListener("click", (event) => {
+    const cell = event.target.closest("tbody td");
+    if (cell) lensPick(Number(cell.dataset.layer), Number(cell.dataset.t), true);
+  });
+  $("lens-table").addEventListener("keydown", lensPressed);
+}
+
 function lensShow() {
   const {reading} = shown, {n_layer} = MODEL.config;
-  if (lensView.layer === null) {
-    lensView.layer = n_layer - 1;
-    $("lens-cells").onchange = lensShow;
-    $("lens-whose").onchange = () => lensWritten(state.query);
-    $("lens-table").addEventListener("click", (event) => { const cell = event.target.closest("tbody td"); if (cell) lensPick(Number(cell.dataset.layer), Number(cell.dataset.t), true); });
-    $("lens-table").addEventListener("keydown", lensPressed);
-  }
-  state.query = Math.min(state.query, reading.n - 1);
   const tokens = Array.from({length: reading.n}, (_, t) => t);
   const corner = (text) => make("th", {class: "corner", scope: "row"}, text);
   const rows = Array.from({length: n_layer + 1}, (_, i) => i - 1).map((layer) => make("tr", {}, make("th", {scope: "row"}, layerName(layer)),
