@@ -41,7 +41,7 @@ SCRIPTS = [
     "overview",
     "head",
     "equation",
-    *["flow_numbers", "flow", "what_if", "lens"],
+    *["flow_numbers", "flow_boxes", "flow", "what_if", "lens"],
     "learning",
     "frame",
 ]

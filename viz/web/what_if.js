@@ -6,7 +6,8 @@ const RULES = {
     name: "Let it look ahead (mask off)",
     source: ["model/attention.py", "Mask.may_look"],
     about: () =>
-      "Watch the maps fill above the diagonal: each token now sees the one it should guess, and yet the loss mostly " +
+      "Watch the maps fill above the diagonal: each token now sees the one it should guess, and yet the loss " +
+      "mostly " +
       "rises, since in training that was forbidden and the model never learned what to do with it.",
   },
   unscaled: {
@@ -30,7 +31,10 @@ const RULES = {
         rotary: "Queries and keys are not turned",
       }[MODEL.config.positions];
       if (!told) return "This model is told no positions: there is nothing to leave out.";
-      return `${told}: watch the diagonals dissolve, since a head that looked one token back can’t tell which one that is.`;
+      return (
+        `${told}: watch the diagonals dissolve, since a head that looked one token back can’t tell which one ` +
+        `that is.`
+      );
     },
   },
 };
@@ -82,7 +86,11 @@ function showBanner() {
   const told = make("span", {}, make("b", {}, "The model is changed: "), changesInWords(changes).join(", "), ".");
   const loss = make("span", {class: "difference"});
   if (before.each.length) {
-    loss.append(`Loss ${known(before.mean, 3)} → ${known(after.mean, 3)} (`, differenceMark(after.mean - before.mean), ")");
+    loss.append(
+      `Loss ${known(before.mean, 3)} → ${known(after.mean, 3)} (`,
+      differenceMark(after.mean - before.mean),
+      ")",
+    );
   }
   banner.replaceChildren(told, loss, make("button", {type: "button", id: "undo", onclick: undoChanges}, "Undo all"));
 }
@@ -95,8 +103,8 @@ async function undoChanges() {
 
 // ---------- the grid of parts, and the rules ----------
 
-const partButtons = new Map();  // "heads 1.2", "mlps 0" -> button
-const aloneLosses = new WeakMap();  // a reading without changes -> Map: part -> loss without that part alone
+const partButtons = new Map(); // "heads 1.2", "mlps 0" -> button
+const aloneLosses = new WeakMap(); // a reading without changes -> Map: part -> loss without that part alone
 let measuring = 0;
 
 function whatIfControls() {
@@ -105,7 +113,13 @@ function whatIfControls() {
   for (let layer = 0; layer < n_layer; layer++) {
     const heads = make("div", {class: "heads"});
     for (let head = 0; head < n_head; head++) heads.append(headButton(layer, head));
-    const attention = partButton("attentions", layer, `Layer ${layer}, all of its attention`, "attention", "part attends");
+    const attention = partButton(
+      "attentions",
+      layer,
+      `Layer ${layer}, all of its attention`,
+      "attention",
+      "part attends",
+    );
     const mlp = partButton("mlps", layer, `Layer ${layer}, its MLP`, "MLP", "part thinks");
     const whole = make("div", {class: "whole"}, attention, mlp);
     $("parts").append(make("div", {class: "layer-parts"}, make("h3", {}, `Layer ${layer}`), heads, whole));
@@ -163,7 +177,8 @@ function tellPart(part, button, off, moved = null) {
   const difference = alone === undefined ? null : alone - lossOf(shown.plain).mean;
   if (off) told.replaceChildren(make("b", {}, "off"));
   else if (difference !== null) told.replaceChildren(make("span", {class: "costs"}, signed(difference)));
-  else if (moved !== null && isChanged(shown.changes)) told.replaceChildren(make("span", {class: "moved"}, `moved ${Math.round(100 * moved)} %`));
+  else if (moved !== null && isChanged(shown.changes))
+    told.replaceChildren(make("span", {class: "moved"}, `moved ${Math.round(100 * moved)} %`));
   else told.replaceChildren();
   const name = button.dataset.name;
   const effect = difference === null ? "" : `; without it alone the loss changes by ${signed(difference)}`;
@@ -173,7 +188,7 @@ function tellPart(part, button, off, moved = null) {
 // ---------- maps, before and after ----------
 
 let drawing = 0;
-const matrices = new WeakMap();  // a reading -> its heads' weights, "layer.head" -> (n, n)
+const matrices = new WeakMap(); // a reading -> its heads' weights, "layer.head" -> (n, n)
 
 function matrixOf(reading, layer, head) {
   if (!matrices.has(reading)) matrices.set(reading, new Map());
@@ -183,6 +198,7 @@ function matrixOf(reading, layer, head) {
     const {n} = reading;
     const matrix = new Float32Array(n * n);
     for (let t = 0; t < n; t++) matrix.set(headWeights(MODEL, reading, layer, head, t), t * n);
+    if (MODEL.config.n_layer * MODEL.config.n_head * n * n > 2e7) return matrix; // too many to keep
     known.set(name, matrix);
   }
   return known.get(name);
@@ -210,7 +226,12 @@ function drawParts(mine) {
       const before = matrixOf(plain, layer, head);
       const button = partButtons.get(`heads ${layer}.${head}`);
       thumbnail(button.querySelector("canvas"), after, n, (t, s) => !allowed(t, s));
-      tellPart(`heads ${layer}.${head}`, button, shown.changes.heads.includes(`${layer}.${head}`), mapsApart(before, after, n));
+      tellPart(
+        `heads ${layer}.${head}`,
+        button,
+        shown.changes.heads.includes(`${layer}.${head}`),
+        mapsApart(before, after, n),
+      );
       bits.before += entropy(before) / n / (n_layer * n_head);
       bits.after += entropy(after) / n / (n_layer * n_head);
     }
@@ -223,7 +244,9 @@ function drawParts(mine) {
 
 function tellEntropy({before, after}) {
   const now = isChanged(shown.changes) ? `${before.toFixed(2)} → ${after.toFixed(2)}` : before.toFixed(2);
-  $("lost-entropy").textContent = `Mean entropy of all heads’ rows: ${now} bits. An even look at ${(2 ** after).toFixed(1)} tokens would have as much.`;
+  $("lost-entropy").textContent =
+    `Mean entropy of all heads’ rows: ${now} bits. An even look at ${(2 ** after).toFixed(1)} tokens would have ` +
+    `as much.`;
 }
 
 // ---------- each part alone ----------
@@ -255,7 +278,9 @@ function stopMeasuring() {
   measuring = 0;
   $("measure").textContent = "Measure each one alone";
   const count = aloneLosses.get(shown.plain)?.size ?? 0;
-  $("measured").textContent = `Under ${count === partButtons.size ? "each part" : `${count} of ${partButtons.size} parts`}: how the loss changes without it alone.`;
+  $("measured").textContent =
+    `Under ${count === partButtons.size ? "each part" : `${count} of ${partButtons.size} parts`}: how the loss ` +
+    `changes without it alone.`;
 }
 
 // ---------- what was lost ----------
@@ -268,13 +293,29 @@ function lostShow() {
   const changed = isChanged(shown.changes);
   const panel = [make("h2", {}, "Loss of the text")];
   if (!before.each.length) panel.push(make("p", {}, "A single token leaves nothing to predict."));
-  else if (!changed) panel.push(make("p", {class: "lost-loss"}, known(before.mean, 3), make("small", {}, " nats a token")));
+  else if (!changed)
+    panel.push(make("p", {class: "lost-loss"}, known(before.mean, 3), make("small", {}, " nats a token")));
   else {
     const now = make("span", {class: difference > 0 ? "worse" : "better"}, known(after.mean, 3));
-    panel.push(make("p", {class: "lost-loss"}, make("small", {}, `${known(before.mean, 3)} → `), now, make("small", {}, " nats a token")));
+    panel.push(
+      make(
+        "p",
+        {class: "lost-loss"},
+        make("small", {}, `${known(before.mean, 3)} → `),
+        now,
+        make("small", {}, " nats a token"),
+      ),
+    );
     const factor = Math.exp(Math.abs(difference));
-    panel.push(make("p", {id: "lost-difference"}, differenceMark(difference, 4),
-      `: on average each token is ${factor.toFixed(2)} times ${difference > 0 ? "less" : "more"} likely than before.`));
+    panel.push(
+      make(
+        "p",
+        {id: "lost-difference"},
+        differenceMark(difference, 4),
+        `: on average each token is ${factor.toFixed(2)} times ${difference > 0 ? "less" : "more"} likely than ` +
+          `before.`,
+      ),
+    );
     panel.push(make("ul", {}, ...changesInWords(shown.changes).map((words) => make("li", {}, words))));
   }
   panel.push(make("p", {class: "note", id: "lost-entropy"}));
@@ -284,7 +325,9 @@ function lostShow() {
   lostColours(before.each, after.each);
   lostToken();
   lostMost(before.each, after.each);
-  if (changed) $("live").textContent = `${changesInWords(shown.changes).join(", ")}. Loss ${known(before.mean, 3)} to ${known(after.mean, 3)}`;
+  if (changed)
+    $("live").textContent =
+      `${changesInWords(shown.changes).join(", ")}. Loss ${known(before.mean, 3)} to ${known(after.mean, 3)}`;
 }
 
 // The text, each token but the first coloured by the change of its loss; 2 nats have the full colour.
@@ -299,7 +342,8 @@ function lostColours(before, after) {
     if (t === 0) return;
     const difference = after[t - 1] - before[t - 1];
     const strength = Math.round(85 * Math.min(1, Math.abs(difference) / 2) ** 0.7);
-    if (strength) span.style.background = `color-mix(in srgb, var(--s${difference > 0 ? 1 : 0}) ${strength}%, transparent)`;
+    if (strength)
+      span.style.background = `color-mix(in srgb, var(--s${difference > 0 ? 1 : 0}) ${strength}%, transparent)`;
     span.title = `loss ${before[t - 1].toFixed(2)} → ${after[t - 1].toFixed(2)}`;
   });
 }
@@ -314,7 +358,10 @@ function chooseLost(t) {
   lostReader.root.setAttribute("aria-activedescendant", `lost-text-${t}`);
   lostToken();
   const {before, after} = lossesCompared();
-  if (t > 0) $("live").textContent = `${isolated(shown.tokens[t][0])} at ${t}: loss ${before.each[t - 1].toFixed(3)} to ${after.each[t - 1].toFixed(3)}`;
+  if (t > 0)
+    $("live").textContent =
+      `${isolated(shown.tokens[t][0])} at ${t}: loss ${before.each[t - 1].toFixed(3)} to ` +
+      `${after.each[t - 1].toFixed(3)}`;
 }
 
 // What was expected at the chosen token, before and after: the bars of both readings.
@@ -335,22 +382,41 @@ function lostToken() {
     const bars = make("span", {}, make("i", {class: "before"}), make("i", {class: "after"}));
     bars.firstChild.style.width = `${100 * before.probabilities[id]}%`;
     bars.lastChild.style.width = `${100 * after.probabilities[id]}%`;
-    const name = make("span", {}, token(tokenLabel(id)), make("span", {class: "where"}, id === shown.ids[came] ? " came" : ""));
-    const numbers = make("span", {class: "numbers", "data-id": id}, `${percent(before.probabilities[id])} → ${percent(after.probabilities[id])}`);
+    const name = make(
+      "span",
+      {},
+      token(tokenLabel(id)),
+      make("span", {class: "where"}, id === shown.ids[came] ? " came" : ""),
+    );
+    const numbers = make(
+      "span",
+      {class: "numbers", "data-id": id},
+      `${percent(before.probabilities[id])} → ${percent(after.probabilities[id])}`,
+    );
     list.append(name, bars, numbers);
   }
   block.replaceChildren(make("h2", {}, "Expected after ", token(labelAt(came - 1)), ` (${came - 1})`), list);
 }
 
 function lostMost(before, after) {
-  const changed = Array.from(after, (loss, t) => ({t: t + 1, difference: loss - before[t]})).filter(({difference}) => Math.abs(difference) > 0.005);
+  const changed = Array.from(after, (loss, t) => ({t: t + 1, difference: loss - before[t]})).filter(
+    ({difference}) => Math.abs(difference) > 0.005,
+  );
   changed.sort((a, b) => Math.abs(b.difference) - Math.abs(a.difference));
   const list = make("div", {class: "most-changed"});
   for (const {t, difference} of changed.slice(0, 6)) {
-    const context = shown.tokens.slice(Math.max(0, t - 8), t).map(([label]) => label).join("");
-    list.append(make("button", {type: "button", "data-t": t, onclick: () => chooseLost(t)},
-      make("span", {class: "context"}, make("bdi", {class: "where"}, `…${context}`), token(labelAt(t))),
-      make("span", {}, `${before[t - 1].toFixed(2)} → ${after[t - 1].toFixed(2)} `, differenceMark(difference, 2))));
+    const context = shown.tokens
+      .slice(Math.max(0, t - 8), t)
+      .map(([label]) => label)
+      .join("");
+    list.append(
+      make(
+        "button",
+        {type: "button", "data-t": t, onclick: () => chooseLost(t)},
+        make("span", {class: "context"}, make("bdi", {class: "where"}, `…${context}`), token(labelAt(t))),
+        make("span", {}, `${before[t - 1].toFixed(2)} → ${after[t - 1].toFixed(2)} `, differenceMark(difference, 2)),
+      ),
+    );
   }
   const title = make("h2", {}, "Where the loss changed most");
   $("lost-most").replaceChildren(...(changed.length ? [title, list] : []));
