@@ -33,7 +33,7 @@ LEARNING_SHARE = 0.25
 WEB = Path(__file__).parent / "web"
 SCRIPTS = [
     # The model: no page in these files, to be read beside the Python they mirror.
-    *["weights", "positions", "attention", "gpt", "sampling"],
+    *["weights", "positions", "attention", "gpt", "sampling", "tokenizer"],
     # What is shown, and what all views draw with.
     *["helpers", "labels", "reading", "roles", "drawing", "maps"],
     # The views, and the frame around them.
@@ -42,12 +42,14 @@ SCRIPTS = [
     "head",
     "equation",
     "learning",
+    "typing",
+    "write",
     "frame",
 ]
 """The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
-VIEWS = ["text", "overview", "head", "equation", "learning"]
+VIEWS = ["text", "overview", "head", "equation", "write", "learning"]
 """The views, viz/web/NAME.html, in the order of their tabs."""
-STYLES = ["page"]
+STYLES = ["page", "typing", "write"]
 """The page's style sheets, viz/web/NAME.css."""
 
 
@@ -69,7 +71,7 @@ def render_page(
     else queries and keys in float32. Raises UserError where none fits.
     """
     roles = roles or measure_roles(maps)
-    room = 0.97 * max_bytes - 150_000  # what the text, its labels and predictions leave
+    room = 0.97 * max_bytes - beside_numbers()
     blocks, storage = _store(maps, room, max_bytes)
     room -= sum(len(block) for block in blocks.values()) * 4 / 3
     told, snapshots = (
@@ -134,6 +136,14 @@ def render_page(
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
+
+
+def beside_numbers() -> int:
+    """Bytes of a page without its numbers: scripts, styles and views, and about what a text's
+    labels and predictions take.
+    """
+    files = _join(SCRIPTS, "js") + _join(STYLES, "css") + _join(VIEWS, "html")
+    return len(files.encode()) + 70_000
 
 
 def _join(names: Sequence[str], suffix: str) -> str:

@@ -1,11 +1,13 @@
 // The frame: tabs, head picker, theme, and what happens when another text is shown.
 
 // Name -> {tab: its name on the tab, show: draws it when it is opened and whenever another reading is shown, bar: which
-// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}. Each view's
-// HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is the tabs'.
+// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}.
+// Each view's HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is
+// that of the tabs.
 const VIEWS = {
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
+  write: {tab: "Write", show: writeShow, bar: [], living: true},
   text: {tab: "Text", show: textShow, bar: ["head", "source", "words"]},
   equation: {tab: "Equation", show: equationShow, bar: ["head"]},
   learning: {tab: "Learning", show: learningShow, bar: []},
@@ -17,7 +19,9 @@ const viewNames = Array.from(document.querySelectorAll("main > section"), (secti
 // Open a view.
 function go(name, focus = false) {
   if (state.view === "learning" && name !== "learning") play(false);
+  if (state.view === "write" && name !== "write") writing(false);
   state.view = name;
+  document.documentElement.dataset.view = name;
   for (const other of viewNames) {
     const tab = $(`tab-${other}`);
     tab.setAttribute("aria-selected", other === name);
@@ -38,6 +42,7 @@ function redraw() {
   $("pick").value = state.head;
   $("about").textContent = roleSentence(HEADS[state.head]);
   $("facts").textContent = facts().join(" · ");
+  typingShow();
   show();
 }
 
@@ -98,8 +103,7 @@ function barControls() {
   };
 }
 
-function start() {
-  state.query = shown.n - 1;
+async function start() {
   $("theme").onclick = () => {
     setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
     legends();
@@ -114,7 +118,11 @@ function start() {
   textControls();
   equationControls();
   learningControls();
-  go(HEADS.length === 1 ? "head" : "overview");
+  typingControls();
+  writeControls();
+  if (MODEL) await reread(firstText());
+  state.query = shown.n - 1;
+  go(HEADS.length === 1 ? "head" : MODEL ? "text" : "overview");
 }
 
 start();
