@@ -41,14 +41,17 @@ SCRIPTS = [
     "overview",
     "head",
     "equation",
-    *["flow_numbers", "flow_boxes", "flow", "what_if", "lens"],
     "learning",
+    "typing",
+    "write",
+    *["flow_numbers", "flow_boxes", "flow"],
+    *["lens", "what_if"],
     "frame",
 ]
 """The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
-VIEWS = ["flow", "text", "overview", "head", "equation", "what_if", "lens", "learning"]
+VIEWS = ["text", "flow", "overview", "head", "equation", "lens", "what_if", "write", "learning"]
 """The views, viz/web/NAME.html, in the order of their tabs."""
-STYLES = ["page", "flow", "what_if", "lens"]
+STYLES = ["page", "typing", "write", "flow", "lens", "what_if"]
 """The page's style sheets, viz/web/NAME.css."""
 
 
@@ -70,7 +73,7 @@ def render_page(
     else queries and keys in float32. Raises UserError where none fits.
     """
     roles = roles or measure_roles(maps)
-    room = 0.97 * max_bytes - 150_000  # what the text, its labels and predictions leave
+    room = 0.97 * max_bytes - beside_numbers()
     blocks, storage = _store(maps, room, max_bytes)
     room -= sum(len(block) for block in blocks.values()) * 4 / 3
     told, snapshots = (
@@ -135,6 +138,14 @@ def render_page(
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
+
+
+def beside_numbers() -> int:
+    """Bytes of a page without its numbers: scripts, styles and views, and about what a text's
+    labels and predictions take.
+    """
+    files = _join(SCRIPTS, "js") + _join(STYLES, "css") + _join(VIEWS, "html")
+    return len(files.encode()) + 70_000
 
 
 def _join(names: Sequence[str], suffix: str) -> str:

@@ -1,12 +1,14 @@
 // The frame: tabs, head picker, theme, and what happens when another text is shown.
 
 // Name -> {tab: its name on the tab, show: draws it when it is opened and whenever another reading is shown, bar: which
-// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}. Each view's
-// HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is the tabs'.
+// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}.
+// Each view's HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is
+// that of the tabs.
 const VIEWS = {
   flow: {tab: "Flow", show: flowShow, bar: ["head"], living: true},
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
+  write: {tab: "Write", show: writeShow, bar: [], living: true},
   text: {tab: "Text", show: textShow, bar: ["head", "source", "words"]},
   equation: {tab: "Equation", show: equationShow, bar: ["head"]},
   what_if: {tab: "What if", show: whatIfShow, bar: [], living: true},
@@ -20,7 +22,9 @@ const viewNames = Array.from(document.querySelectorAll("main > section"), (secti
 // Open a view.
 function go(name, focus = false) {
   if (state.view === "learning" && name !== "learning") play(false);
+  if (state.view === "write" && name !== "write") writing(false);
   state.view = name;
+  document.documentElement.dataset.view = name;
   for (const other of viewNames) {
     const tab = $(`tab-${other}`);
     tab.setAttribute("aria-selected", other === name);
@@ -42,6 +46,7 @@ function redraw() {
   $("about").textContent = roleSentence(HEADS[state.head]);
   $("facts").textContent = facts().join(" · ");
   showBanner();
+  typingShow();
   show();
 }
 
@@ -102,8 +107,7 @@ function barControls() {
   };
 }
 
-function start() {
-  state.query = shown.n - 1;
+async function start() {
   $("theme").onclick = () => {
     setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
     legends();
@@ -121,7 +125,11 @@ function start() {
   whatIfControls();
   lensControls();
   learningControls();
-  go(HEADS.length === 1 ? "head" : "overview");
+  typingControls();
+  writeControls();
+  if (MODEL) await reread(firstText());
+  state.query = shown.n - 1;
+  go(HEADS.length === 1 ? "head" : MODEL ? "text" : "overview");
 }
 
 start();

@@ -1,0 +1,212 @@
+// Write: the next token's distribution, and how one is drawn from it. sampling.js has the computation.
+
+const CANDIDATES = 12;
+let candidateRows = [];
+let running = false;
+let busy = false;  // a token is being read
+
+function writeControls() {
+  if (!MODEL) return;
+  $("top-k").max = Math.min(MODEL.vocabSize, 100);
+  for (const name of ["temperature", "top-k", "top-p", "seed"]) $(name).addEventListener("input", writeShow);
+  $("write-one").onclick = () => writeOne();
+  $("write-run").onclick = () => writing(!running);
+  $("write-back").onclick = stepBack;
+  $("new-seed").onclick = () => {
+    $("seed").value = Math.floor(Math.random() * 2 ** 32);
+    writeShow();
+  };
+  candidateRows = Array.from({length: Math.min(CANDIDATES, MODEL.vocabSize)}, candidateRow);
+  $("candidates").append(...candidateRows.map(({item}) => item), otherRow.item);
+}
+
+function candidateRow() {
+  const row = {label: make("bdi", {class: "tok"}), raw: make("i", {class: "raw"}), kept: make("i", {class: "kept"})};
+  row.told = make("span", {class: "told"});
+  const track = make("span", {class: "track", "aria-hidden": "true"}, row.raw, row.kept);
+  row.button = make("button", {type: "button", onclick: () => write(row.id, null)}, row.label, track, row.told);
+  row.item = make("li", {}, row.button);
+  return row;
+}
+
+const otherRow = {item: make("li", {class: "others"})};
+
+// The settings, by the names of `nextDistribution`.
+const settings = () => ({
+  temperature: Number($("temperature").value),
+  topK: Number($("top-k").value),
+  topP: Number($("top-p").value),
+});
+const seed = () => Math.min(2 ** 32 - 1, Math.max(0, Math.floor(Number($("seed").value) || 0)));
+
+// What is drawn next: the distribution behind the text, the uniform number of this step, and where it falls.
+function nextDraw() {
+  const size = MODEL.vocabSize;
+  const row = shown.reading.logits.subarray((shown.n - 1) * size);
+  const distribution = nextDistribution(row, settings());
+  const u = uniform(seed(), shown.drawn.length);
+  const {id, sums} = draw(distribution.kept, u);
+  return {...distribution, u, id, sums, total: sums[size - 1]};
+}
+
+function writeShow() {
+  if (!shown.reading) return;
+  settingsTold();
+  writtenShow();
+  let next;
+  try {
+    next = nextDraw();
+  } catch (error) {
+    $("draw-told").textContent = `There is nothing to draw from: ${error.message}.`;
+    return;
+  }
+  candidatesShow(next);
+  drawShow(next);
+  $("write-back").disabled = !shown.drawn.length;
+}
+
+function settingsTold() {
+  const {temperature, topK, topP} = settings();
+  const told = {
+    temperature: temperature === 0 ? "0: always the likeliest" : temperature.toFixed(2),
+    "top-k": topK === 0 ? "all" : String(topK),
+    "top-p": topP === 1 ? "1: all" : topP.toFixed(2),
+  };
+  for (const [name, text] of Object.entries(told)) {
+    $(`${name}-told`).textContent = text;
+    $(name).setAttribute("aria-valuetext", text);
+  }
+}
+
+// The end of the text, what was written underlined.
+function writtenShow() {
+  const box = $("written");
+  const given = shown.all.slice(shown.begun, shown.all.length - shown.drawn.length);
+  const parts = [make("span", {}, textOfIds(given.slice(-400)))];
+  for (const {id, u, share} of shown.drawn.slice(-400)) {
+    const how = u === null ? "chosen by hand" : `drawn with ${u.toFixed(4)}`;
+    parts.push(make("span", {class: "drawn", title: `${how}, ${percent(share)}`}, ...written(id)));
+  }
+  box.replaceChildren(...parts);
+  box.scrollTop = box.scrollHeight;
+}
+
+function written(id) {
+  const [name, plain] = tokenTexts(id);
+  return plain === undefined && name.includes("⟨") ? [make("span", {class: "sign"}, name)] : [plain ?? name];
+}
+
+// The likeliest tokens, by the model's own probabilities.
+function candidatesShow({raw, kept, order, total}) {
+  const width = (share) => `${100 * share}%`;
+  candidateRows.forEach((row, i) => {
+    const id = order[i];
+    const share = kept[id] / total;
+    const name = tokenLabel(id);
+    row.id = id;
+    row.label.textContent = name;
+    row.raw.style.width = width(raw[id]);
+    row.kept.style.width = width(share);
+    row.told.textContent = share ? percent(share) : "left out";
+    row.button.classList.toggle("out", !share);
+    row.button.setAttribute("aria-label", `Write ${isolated(name)}: ${percent(share)}, of itself ${percent(raw[id])}`);
+  });
+  const rest = order.slice(candidateRows.length);
+  const sum = (list) => rest.reduce((a, id) => a + list[id], 0);
+  otherRow.item.hidden = !rest.length;
+  const told = `${plural(rest.length, "other")}: ${percent(sum(kept) / total)}, of themselves ${percent(sum(raw))}`;
+  otherRow.item.textContent = told;
+}
+
+// The running sum of what is drawn from, token by token in the order of the vocabulary, and where the number falls.
+function drawShow({kept, u, id, sums, total}) {
+  const svg = $("the-draw");
+  svg.replaceChildren();
+  const x = (sum) => (1000 * sum) / total;
+  let nth = 0;
+  kept.forEach((probability, other) => {
+    if (!probability) return;
+    const start = x(sums[other] - probability);
+    const kind = other === id ? "share hit" : nth++ % 2 ? "share odd" : "share";
+    const part = drawn("rect", {class: kind, x: start, y: 18, width: x(probability), height: 30});
+    part.append(drawn("title", {}, `${isolated(tokenLabel(other))} ${percent(probability / total)}`));
+    svg.append(part);
+    if (x(probability) < 24) return;
+    const middle = start + x(probability) / 2;
+    const name = tokenLabel(other).slice(0, Math.floor(x(probability) / 11));
+    svg.append(drawn("text", {class: "name", x: middle, y: 38, "text-anchor": "middle"}, isolated(name)));
+  });
+  for (const [at, text, anchor] of [[0, "0", "start"], [500, "0.5", "middle"], [1000, "1", "end"]])
+    svg.append(drawn("text", {x: at, y: 64, "text-anchor": anchor}, text));
+  const told = $("draw-told");
+  const name = token(tokenLabel(id));
+  if (Number($("temperature").value) === 0) {
+    told.replaceChildren("At temperature 0 nothing is drawn: the likeliest, ", name, ", is taken.");
+    return;
+  }
+  const anchor = u < 0.06 ? "start" : u > 0.94 ? "end" : "middle";
+  svg.append(
+    drawn("line", {class: "now", x1: 1000 * u, x2: 1000 * u, y1: 12, y2: 54}),
+    drawn("text", {class: "number", x: 1000 * u, y: 9, "text-anchor": anchor}, u.toFixed(4)),
+  );
+  const [from, to] = [(sums[id] - kept[id]) / total, sums[id] / total].map((sum) => sum.toFixed(4));
+  told.replaceChildren(
+    "The number of this step, uniform between 0 and 1, is ",
+    make("b", {}, u.toFixed(4)),
+    `. Added up in the order of the vocabulary, the probabilities pass it at `,
+    name,
+    `, whose share runs from ${from} to ${to}: that is the token drawn next.`,
+  );
+}
+
+// ---------- writing ----------
+
+// Append a token; `u` is the number it was drawn with, null where it was chosen by hand. What outgrows the context is
+// forgotten as in model/generate.py: all but the last context_length // 2 tokens. True where it was read.
+async function write(id, u) {
+  if (busy) return false;
+  busy = true;
+  const {kept, total} = nextDraw();
+  const all = [...shown.all, id];
+  const from = all.length - withinContext(all.slice(shown.from), MODEL.config.context_length).length;
+  const entry = {id, u, share: kept[id] / total, from: shown.from};
+  const done = await reread({all, from, drawn: [...shown.drawn, entry]});
+  busy = false;
+  if (!done) return false;
+  state.query = shown.n - 1;
+  state.key = null;
+  redraw();
+  $("live").textContent = running ? "" : `Written: ${isolated(tokenLabel(id))}`;
+  return true;
+}
+
+async function writeOne() {
+  const {id, u} = nextDraw();
+  return write(id, Number($("temperature").value) === 0 ? null : u);
+}
+
+async function stepBack() {
+  writing(false);
+  if (busy || !shown.drawn.length) return;
+  const {from} = shown.drawn.at(-1);
+  if (!(await reread({all: shown.all.slice(0, -1), from, drawn: shown.drawn.slice(0, -1)}))) return;
+  state.query = shown.n - 1;
+  redraw();
+}
+
+// The id that stands between two documents, where the tokenizer has one: sample.py ends a text there.
+const isEnd = (id) => D.model.tokenizer.separator !== false && id === TOKENIZER.vocabSize - 1;
+
+// Write token after token, or stop that.
+async function writing(on) {
+  running = on;
+  $("write-run").textContent = on ? "Pause" : "Run";
+  while (running && state.view === "write") {
+    if (!(await writeOne())) break;
+    if (isEnd(shown.all.at(-1))) break;
+    await new Promise((resolve) => setTimeout(resolve, 90));
+  }
+  if (!on) return;
+  running = false;
+  $("write-run").textContent = "Run";
+}
