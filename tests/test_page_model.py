@@ -297,13 +297,13 @@ def test_the_next_token_is_drawn_as_sample_py_does(page):
     logits = torch.randn(3, 40, generator=generator) * torch.tensor([[0.5], [4], [300]])
     uniforms = torch.rand(7, generator=generator, dtype=torch.float64)
     found = page.evaluate(
-        """([rows, settings, uniforms]) => rows.map((row) => settings.map(({temperature, top_k, top_p}) => {
+        """([rows, settings, uniforms]) => JSON.stringify(rows.map((row) => settings.map(({temperature, top_k, top_p}) => {
             const {raw, kept, order} = nextDistribution(Float32Array.from(row), {temperature, topK: top_k, topP: top_p});
             return {raw: Array.from(raw), kept: Array.from(kept), order, drawn: uniforms.map((u) => draw(kept, u).id)};
-        }))""",
+        })))""",
         [logits.tolist(), SETTINGS, uniforms.tolist()],
     )
-    for row, each in zip(logits, found, strict=True):
+    for row, each in zip(logits, json.loads(found), strict=True):
         raw = row.double().softmax(-1)
         for setting, got in zip(SETTINGS, each, strict=True):
             np.testing.assert_allclose(got["raw"], raw, atol=1e-12)

@@ -19,6 +19,7 @@ import numpy as np
 from errors import UserError
 from viz.colour import colour_scale
 from viz.labels import SIGNS, label, word_index
+from viz.living import Living
 from viz.maps import AttentionMaps
 from viz.probe import Probe
 from viz.roles import ROLES, THRESHOLD, HeadRoles, measure_roles, name_roles
@@ -30,6 +31,8 @@ more.
 """
 LEARNING_SHARE = 0.25
 """Of the page's bytes, at most, for maps over training."""
+LEARNING_BYTES = 1_000_000
+"""The most for them in a page that holds the model, which takes most of it."""
 WEB = Path(__file__).parent / "web"
 SCRIPTS = [
     # The model: no page in these files, to be read beside the Python they mirror.
@@ -61,26 +64,35 @@ def render_page(
     probe: Probe | None = None,
     curve: Sequence[tuple[int, float, float]] = (),
     max_bytes: int = MAX_BYTES,
+    living: Living | None = None,
 ) -> str:
     """The page as HTML text of at most `max_bytes`. `roles` are measured on the text if not given;
     `facts` stand under the title.
 
-    The Learning view plays `probe` beside `curve`, evaluations as (step, train loss, validation
-    loss). Numbers are float32 if all fit so; else 16-bit integers with a scale per head and
+    With `living` the page holds the model itself, which reads the text anew; else what it made of
+    this text alone. The Learning view plays `probe` beside `curve`, evaluations as (step, train
+    loss, validation loss).
+
+    Recorded numbers are float32 if all fit so; else 16-bit integers with a scale per head and
     channel, if that holds (TOLERANCE; float16 is ten times coarser), without values if need be;
     else queries and keys in float32. Raises UserError where none fits.
     """
     roles = roles or measure_roles(maps)
+    facts = [*facts, living.fact] if living else list(facts)
     room = 0.97 * max_bytes - beside_numbers()
-    blocks, storage = _store(maps, room, max_bytes)
-    room -= sum(len(block) for block in blocks.values()) * 4 / 3
-    told, snapshots = (
-        _learning(probe, curve, min(room, LEARNING_SHARE * max_bytes)) if probe else (None, {})
-    )
+    if living:
+        blocks = {"weights": living.block}
+        storage = {"bits": 32, "values": True, "error": 0.0}
+        room = min(living.room(max_bytes), LEARNING_BYTES)
+    else:
+        blocks, storage = _store(maps, room, max_bytes)
+        room -= sum(len(block) for block in blocks.values()) * 4 / 3
+        room = min(room, LEARNING_SHARE * max_bytes)
+    told, snapshots = _learning(probe, curve, room) if probe else (None, {})
     words = word_index(maps.pieces)
     data = {
         "title": title,
-        "facts": list(facts),
+        "facts": facts,
         "layers": maps.layers,
         "heads": maps.heads,
         "whole": maps.whole,
@@ -112,7 +124,7 @@ def render_page(
             "entropy": _short(roles.entropy),
         },
         "learning": told,
-        "model": None,
+        "model": living.told if living else None,
         "scale": {
             "light": colour_scale().tobytes().hex(),
             "dark": colour_scale(dark=True).tobytes().hex(),
