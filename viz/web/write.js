@@ -1,6 +1,6 @@
 // Write: the next token's distribution, and how one is drawn from it. sampling.js has the computation.
 
-const CANDIDATES = 12;
+const CANDIDATES = 10;
 let candidateRows = [];
 let running = false;
 let busy = false;  // a token is being read
@@ -105,13 +105,14 @@ function candidatesShow({raw, kept, order, total}) {
     row.kept.style.width = width(share);
     row.told.textContent = share ? percent(share) : "left out";
     row.button.classList.toggle("out", !share);
-    row.button.setAttribute("aria-label", `Write ${isolated(name)}: ${percent(share)}, of itself ${percent(raw[id])}`);
+    const told = `Write ${isolated(name)}: ${percent(share)}, by the model’s own ${percent(raw[id])}`;
+    row.button.setAttribute("aria-label", told);
   });
   const rest = order.slice(candidateRows.length);
   const sum = (list) => rest.reduce((a, id) => a + list[id], 0);
   otherRow.item.hidden = !rest.length;
-  const told = `${plural(rest.length, "other")}: ${percent(sum(kept) / total)}, of themselves ${percent(sum(raw))}`;
-  otherRow.item.textContent = told;
+  const together = `${percent(sum(kept) / total)} together, ${percent(sum(raw))} by the model’s own`;
+  otherRow.item.textContent = `${plural(rest.length, "other")}: ${together}`;
 }
 
 // The running sum of what is drawn from, token by token in the order of the vocabulary, and where the number falls.
