@@ -47,12 +47,14 @@ SCRIPTS = [
     "learning",
     "typing",
     "write",
+    *["flow_numbers", "flow_boxes", "flow"],
+    *["lens", "what_if"],
     "frame",
 ]
 """The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
-VIEWS = ["text", "overview", "head", "equation", "write", "learning"]
+VIEWS = ["text", "flow", "overview", "head", "equation", "lens", "what_if", "write", "learning"]
 """The views, viz/web/NAME.html, in the order of their tabs."""
-STYLES = ["page", "typing", "write"]
+STYLES = ["page", "typing", "write", "flow", "lens", "what_if"]
 """The page's style sheets, viz/web/NAME.css."""
 
 

@@ -5,11 +5,14 @@
 // Each view's HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is
 // that of the tabs.
 const VIEWS = {
+  flow: {tab: "Flow", show: flowShow, bar: ["head"], living: true},
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
   write: {tab: "Write", show: writeShow, bar: [], living: true},
   text: {tab: "Text", show: textShow, bar: ["head", "source", "words"]},
   equation: {tab: "Equation", show: equationShow, bar: ["head"]},
+  what_if: {tab: "What if", show: whatIfShow, bar: [], living: true},
+  lens: {tab: "Lens", show: lensShow, bar: [], living: true},
   learning: {tab: "Learning", show: learningShow, bar: []},
 };
 const viewNames = Array.from(document.querySelectorAll("main > section"), (section) => section.id).filter(
@@ -42,6 +45,7 @@ function redraw() {
   $("pick").value = state.head;
   $("about").textContent = roleSentence(HEADS[state.head]);
   $("facts").textContent = facts().join(" · ");
+  showBanner();
   typingShow();
   show();
 }
@@ -117,6 +121,9 @@ async function start() {
   headViews();
   textControls();
   equationControls();
+  flowControls();
+  whatIfControls();
+  lensControls();
   learningControls();
   typingControls();
   writeControls();
