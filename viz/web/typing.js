@@ -9,12 +9,10 @@ function typingControls() {
   box.addEventListener("click", followCaret);
   const examples = [["This run’s text", textOfIds(D.model.ids)]];
   for (const text of D.model.examples ?? []) examples.push([beginning(text), text]);
-  for (const [name, text] of examples) {
-    const button = make("button", {type: "button", onclick: () => startFrom(text)}, make("bdi", {}, name));
-    button.title = name;
-    $("examples").append(button);
-  }
-  $("examples").append(make("button", {type: "button", onclick: () => startFrom("")}, "Empty"));
+  examples.unshift(["Empty", ""]);
+  const button = ([name, text]) =>
+    make("button", {type: "button", onclick: () => startFrom(text)}, make("bdi", {}, name));
+  $("examples").append(...examples.map(button));
   $("reader").addEventListener("keydown", typeIntoReader);
 }
 

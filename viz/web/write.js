@@ -1,6 +1,6 @@
 // Write: the next token's distribution, and how one is drawn from it. sampling.js has the computation.
 
-const CANDIDATES = 12;
+const CANDIDATES = 10;
 let candidateRows = [];
 let running = false;
 let busy = false;  // a token is being read
@@ -78,22 +78,18 @@ function settingsTold() {
   }
 }
 
-// The end of the text, what was written underlined.
+// What was written since the text was typed, each token with the probability it was drawn with.
 function writtenShow() {
   const box = $("written");
-  const given = shown.all.slice(shown.begun, shown.all.length - shown.drawn.length);
-  const parts = [make("span", {}, textOfIds(given.slice(-400)))];
-  for (const {id, u, share} of shown.drawn.slice(-400)) {
-    const how = u === null ? "chosen by hand" : `drawn with ${u.toFixed(4)}`;
-    parts.push(make("span", {class: "drawn", title: `${how}, ${percent(share)}`}, ...written(id)));
-  }
-  box.replaceChildren(...parts);
-  box.scrollTop = box.scrollHeight;
+  const last = shown.drawn.slice(-200);
+  if (!last.length) box.replaceChildren(make("li", {class: "nothing"}, "Nothing is written yet."));
+  else box.replaceChildren(...last.map(writtenToken));
+  box.scrollLeft = box.scrollWidth;
 }
 
-function written(id) {
-  const [name, plain] = tokenTexts(id);
-  return plain === undefined && name.includes("⟨") ? [make("span", {class: "sign"}, name)] : [plain ?? name];
+function writtenToken({id, u, share}) {
+  const how = u === null ? "not drawn: chosen" : `drawn with ${u.toFixed(4)}`;
+  return make("li", {title: how}, token(tokenLabel(id)), make("span", {}, percent(share)));
 }
 
 // The likeliest tokens, by the model's own probabilities.
@@ -109,54 +105,61 @@ function candidatesShow({raw, kept, order, total}) {
     row.kept.style.width = width(share);
     row.told.textContent = share ? percent(share) : "left out";
     row.button.classList.toggle("out", !share);
-    row.button.setAttribute("aria-label", `Write ${isolated(name)}: ${percent(share)}, of itself ${percent(raw[id])}`);
+    const told = `Write ${isolated(name)}: ${percent(share)}, by the model’s own ${percent(raw[id])}`;
+    row.button.setAttribute("aria-label", told);
   });
   const rest = order.slice(candidateRows.length);
   const sum = (list) => rest.reduce((a, id) => a + list[id], 0);
   otherRow.item.hidden = !rest.length;
-  const told = `${plural(rest.length, "other")}: ${percent(sum(kept) / total)}, of themselves ${percent(sum(raw))}`;
-  otherRow.item.textContent = told;
+  const together = `${percent(sum(kept) / total)} together, ${percent(sum(raw))} by the model’s own`;
+  otherRow.item.textContent = `${plural(rest.length, "other")}: ${together}`;
 }
 
 // The running sum of what is drawn from, token by token in the order of the vocabulary, and where the number falls.
 function drawShow({kept, u, id, sums, total}) {
   const svg = $("the-draw");
+  const width = Math.max(200, svg.clientWidth);
+  svg.setAttribute("viewBox", `0 0 ${width} 64`);
   svg.replaceChildren();
-  const x = (sum) => (1000 * sum) / total;
   let nth = 0;
   kept.forEach((probability, other) => {
     if (!probability) return;
-    const start = x(sums[other] - probability);
-    const kind = other === id ? "share hit" : nth++ % 2 ? "share odd" : "share";
-    const part = drawn("rect", {class: kind, x: start, y: 18, width: x(probability), height: 30});
-    part.append(drawn("title", {}, `${isolated(tokenLabel(other))} ${percent(probability / total)}`));
-    svg.append(part);
-    if (x(probability) < 24) return;
-    const middle = start + x(probability) / 2;
-    const name = tokenLabel(other).slice(0, Math.floor(x(probability) / 11));
-    svg.append(drawn("text", {class: "name", x: middle, y: 38, "text-anchor": "middle"}, isolated(name)));
+    const odd = nth++ % 2;
+    const place = {x: (width * (sums[other] - probability)) / total, width: (width * probability) / total};
+    svg.append(...shareShow(other, place, probability / total, other === id ? "hit" : odd ? "odd" : ""));
   });
-  for (const [at, text, anchor] of [[0, "0", "start"], [500, "0.5", "middle"], [1000, "1", "end"]])
-    svg.append(drawn("text", {x: at, y: 64, "text-anchor": anchor}, text));
-  const told = $("draw-told");
+  const marks = {start: [0, "0"], middle: [width / 2, "0.5"], end: [width, "1"]};
+  for (const [anchor, [x, text]] of Object.entries(marks))
+    svg.append(drawn("text", {x, y: 61, "text-anchor": anchor}, text));
   const name = token(tokenLabel(id));
-  if (Number($("temperature").value) === 0) {
-    told.replaceChildren("At temperature 0 nothing is drawn: the likeliest, ", name, ", is taken.");
+  if (settings().temperature === 0) {
+    $("draw-told").replaceChildren("At temperature 0 nothing is drawn: the likeliest, ", name, ", is taken.");
     return;
   }
-  const anchor = u < 0.06 ? "start" : u > 0.94 ? "end" : "middle";
+  const x = width * u;
+  const anchor = x < 30 ? "start" : x > width - 30 ? "end" : "middle";
   svg.append(
-    drawn("line", {class: "now", x1: 1000 * u, x2: 1000 * u, y1: 12, y2: 54}),
-    drawn("text", {class: "number", x: 1000 * u, y: 9, "text-anchor": anchor}, u.toFixed(4)),
+    drawn("line", {class: "now", x1: x, x2: x, y1: 12, y2: 50}),
+    drawn("text", {class: "number", x, y: 9, "text-anchor": anchor}, u.toFixed(4)),
   );
   const [from, to] = [(sums[id] - kept[id]) / total, sums[id] / total].map((sum) => sum.toFixed(4));
-  told.replaceChildren(
+  $("draw-told").replaceChildren(
     "The number of this step, uniform between 0 and 1, is ",
     make("b", {}, u.toFixed(4)),
-    `. Added up in the order of the vocabulary, the probabilities pass it at `,
+    ". Added up in the order of the vocabulary, the probabilities pass it at ",
     name,
     `, whose share runs from ${from} to ${to}: that is the token drawn next.`,
   );
+}
+
+// One token's share of the running sum, named where there is room for it.
+function shareShow(id, {x, width}, share, kind) {
+  const part = drawn("rect", {class: `share ${kind}`, x, y: 16, width, height: 30});
+  part.append(drawn("title", {}, `${isolated(tokenLabel(id))} ${percent(share)}`));
+  const name = tokenLabel(id);
+  if (Array.from(name).length * 10 + 4 > width) return [part];
+  const attributes = {class: `name ${kind}`, x: x + width / 2, y: 36, "text-anchor": "middle"};
+  return [part, drawn("text", attributes, isolated(name))];
 }
 
 // ---------- writing ----------
@@ -182,7 +185,7 @@ async function write(id, u) {
 
 async function writeOne() {
   const {id, u} = nextDraw();
-  return write(id, Number($("temperature").value) === 0 ? null : u);
+  return write(id, settings().temperature === 0 ? null : u);
 }
 
 async function stepBack() {
