@@ -35,7 +35,7 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
     for module in modules:
         if isinstance(module, CausalSelfAttention):
             _merge_projections(module, dtype, slabs)
-            module.attend_in_groups = without_copies(module)  # type: ignore[method-assign]
+            module.attend_in_groups = without_copies(module)  # type: ignore[assignment, method-assign]
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
