@@ -45,12 +45,16 @@ SCRIPTS = [
     "head",
     "equation",
     "learning",
+    "typing",
+    "write",
+    *["flow_numbers", "flow_boxes", "flow"],
+    *["lens", "what_if"],
     "frame",
 ]
 """The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
-VIEWS = ["text", "overview", "head", "equation", "learning"]
+VIEWS = ["text", "flow", "overview", "head", "equation", "lens", "what_if", "write", "learning"]
 """The views, viz/web/NAME.html, in the order of their tabs."""
-STYLES = ["page"]
+STYLES = ["page", "typing", "write", "flow", "lens", "what_if"]
 """The page's style sheets, viz/web/NAME.css."""
 
 
@@ -77,7 +81,7 @@ def render_page(
     """
     roles = roles or measure_roles(maps)
     facts = [*facts, living.fact] if living else list(facts)
-    room = 0.97 * max_bytes - 150_000  # what the text, its labels and predictions leave
+    room = 0.97 * max_bytes - beside_numbers()
     if living:
         blocks = {"weights": living.block}
         storage = {"bits": 32, "values": True, "error": 0.0}
@@ -146,6 +150,14 @@ def render_page(
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
+
+
+def beside_numbers() -> int:
+    """Bytes of a page without its numbers: scripts, styles and views, and about what a text's
+    labels and predictions take.
+    """
+    files = _join(SCRIPTS, "js") + _join(STYLES, "css") + _join(VIEWS, "html")
+    return len(files.encode()) + 70_000
 
 
 def _join(names: Sequence[str], suffix: str) -> str:
