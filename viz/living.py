@@ -114,7 +114,7 @@ def what_bits_cost(model: GPT, held: GPT, ids: Sequence[int]) -> dict[str, float
     """How far the logits of `held` are from the model's on a text, at most; likewise its
     probabilities; and its loss, in nats (0 for a single token).
     """
-    tokens = torch.tensor([list(ids)])
+    tokens = torch.tensor([list(ids)], device=model.embed.weight.device)
     wanted = model(tokens)[0].double()
     found = held(tokens)[0].double()
     losses = [
