@@ -183,94 +183,87 @@ def test_what_if_is_pytorchs(browser, llama):
         assert shown_as(page.inner_text(".lost-loss"), whole.mean().item())
 
 
-@pytest.mark.parametrize("rule", ["lookAhead", "unscaled", "noPositions"])
-def test_rules_are_pytorchs(browser, llama, rule):
+def test_rules_are_pytorchs(browser, llama):
     path, model = llama
     whole = loss_of(model)
-    with changed(model, {rule: True}) as (other, mask):
-        difference = (loss_of(other, mask).mean() - whole.mean()).item()
     with opened(browser, path, "what_if") as page:
-        page.check(f"#rule-{rule}")
-        page.wait_for_selector("#lost-difference")
-        assert shown_as(page.inner_text("#lost-difference"), difference, slack=2e-5)
-        page.click("#lost-undo")
-        page.wait_for_selector("#changed", state="hidden")
-        assert not page.is_checked(f"#rule-{rule}")
+        for rule in ("lookAhead", "unscaled", "noPositions"):
+            with changed(model, {rule: True}) as (other, mask):
+                difference = (loss_of(other, mask).mean() - whole.mean()).item()
+            page.check(f"#rule-{rule}")
+            page.wait_for_selector("#lost-difference")
+            assert shown_as(page.inner_text("#lost-difference"), difference, slack=2e-5)
+            page.click("#lost-undo")
+            page.wait_for_selector("#changed", state="hidden")
+            assert not page.is_checked(f"#rule-{rule}")
 
 
 # ---------- flow ----------
 
 
 @torch.no_grad()
-def steps_of(model, t, layer, head):
-    """What each of the Flow's boxes of one layer is to show, in their order: (name, vector); and
-    products, scores and weights of the keys.
+def recorded(model, layer):
+    """What the modules of a block put out, and as "into NAME" what they take in, by the modules'
+    names, for the page's text; and what its attention is given.
     """
     kept = {}
-    config, block = model.config, model.blocks[layer]
-    hooks = []
 
-    def keep(name, module, of_input=False):
+    def keep(name):
         def hook(_, inputs, output):
-            kept[name] = (inputs[0] if of_input else output)[0]
+            kept[name] = output[0]
+            kept[f"into {name}"] = inputs[0][0]
 
-        hooks.append(module.register_forward_hook(hook))
+        return hook
 
-    attention, mlp = block.attention, block.mlp
-    for name, module in {
-        "attention norm": block.attention_norm,
-        "q": attention.query,
-        "k": attention.key,
-        "v": attention.value,
-        "attention": attention.project,
-        "mlp norm": block.mlp_norm,
-        "up": mlp.up,
-        "mlp": mlp.project,
-        "after": block,
-    }.items():
-        keep(name, module)
-    keep("mix", attention.project, of_input=True)
-    keep("after attention", block.mlp_norm, of_input=True)
-    keep("hidden", mlp.project, of_input=True)
-    if config.qk_norm:
-        keep("q normed", attention.query_norm)
-        keep("k normed", attention.key_norm)
-    if config.mlp == "swiglu":
-        keep("gate", mlp.gate)
+    block = model.blocks[layer]
+    hooks = [module.register_forward_hook(keep(name)) for name, module in block.named_modules()]
     with record_attention(model) as record:
         model(torch.tensor([IDS]))
     for hook in hooks:
         hook.remove()
-    met = record[layer]
+    return kept, record[layer]
+
+
+def on_the_way(config, kept, name, t, head, final):
+    """A query or key of one head from its projection on: (name, vector) of each stage."""
+    letter, first = name[0], head * config.d_head
+    stages = [("projected", kept[f"attention.{name}"][t, first : first + config.d_head])]
+    if config.qk_norm:
+        stages.append(("normed", kept[f"attention.{name}_norm"][head, t]))
+    if config.positions == "rotary":
+        stages.append(("turned", final))
+    named = [(f"{letter} {stage}", vector) for stage, vector in stages[:-1]]
+    return [*named, (letter, stages[-1][1])]
+
+
+def steps_of(model, t, layer, head):
+    """What the Flow's boxes of one layer are to show, in their order: (name, vector); and products,
+    scores and weights of the keys.
+    """
+    config = model.config
+    kept, met = recorded(model, layer)
     group = head * config.n_key_head // config.n_head
-    of_head = slice(head * config.d_head, (head + 1) * config.d_head)
-    of_group = slice(group * config.d_head, (group + 1) * config.d_head)
-    rotary = config.positions == "rotary"
-    steps = [("normed", kept["attention norm"][t])]
-    for name, own, number_of in (("q", of_head, head), ("k", of_group, group)):
-        final = (met.q if name == "q" else met.k)[0, head, t]
-        stages = [kept[name][t, own]]
-        if config.qk_norm:
-            stages.append(kept[f"{name} normed"][number_of, t])
-        if rotary:
-            stages.append(final)
-        names = [f"{name} projected", f"{name} normed", name] if config.qk_norm else []
-        names = names[:2] + [name] if config.qk_norm and rotary else names
-        if config.qk_norm and not rotary:
-            names = [f"{name} projected", name]
-        elif not config.qk_norm:
-            names = [f"{name} projected", name] if rotary else [name]
-        steps += zip(names, stages, strict=True)
-    steps.append(("v", kept["v"][t, of_group]))
     weights = met.weights()[0, head, t]
-    for s in weights.argsort(descending=True)[:2].tolist():
-        steps.append(("v", met.v[0, head, s]))
-    steps.append(("mix", kept["mix"][t, of_head]))
-    steps += [("written", kept["attention"][t]), ("x", kept["after attention"][t])]
-    steps += [("normed", kept["mlp norm"][t]), ("up", kept["up"][t])]
-    if config.mlp == "swiglu":
-        steps.append(("gate", kept["gate"][t]))
-    steps += [("h", kept["hidden"][t]), ("written", kept["mlp"][t]), ("x", kept["after"][t])]
+    heaviest = weights.argsort(descending=True)[: min(2, t + 1)].tolist()
+    own = slice(head * config.d_head, (head + 1) * config.d_head)
+    shared = slice(group * config.d_head, (group + 1) * config.d_head)
+    gate = [("gate", kept["mlp.gate"][t])] if config.mlp == "swiglu" else []
+    steps = [
+        ("normed", kept["attention_norm"][t]),
+        *on_the_way(config, kept, "query", t, head, met.q[0, head, t]),
+        *on_the_way(config, kept, "key", t, group, met.k[0, head, t]),
+        ("v", kept["attention.value"][t, shared]),
+        *[("v", met.v[0, head, s]) for s in heaviest],
+        ("mix", kept["into attention.project"][t, own]),
+        ("written", kept["attention"][t]),
+        ("x", kept["into mlp_norm"][t]),
+        ("normed", kept["mlp_norm"][t]),
+        ("up", kept["mlp.up"][t]),
+        *gate,
+        ("h", kept["into mlp.project"][t]),
+        ("written", kept["mlp"][t]),
+        ("x", kept[""][t]),
+    ]
     dots = met.k[0, head] @ met.q[0, head, t]
     return steps, dots, met.scores()[0, head, t], weights
 
@@ -295,8 +288,13 @@ def vectors_in(page, selector):
 
 @pytest.mark.parametrize(
     ("name", "t", "layer", "head"),
-    [("llama", 20, 1, 3), ("gpt2", 7, 0, 1), ("all of it", 30, 2, 0), ("sines", 0, 1, 0)]
-    + [("window", 25, 1, 4)],
+    [
+        ("llama", 20, 1, 3),
+        ("gpt2", 7, 0, 1),
+        ("all of it", 30, 2, 0),
+        ("sines", 0, 1, 0),
+        ("window", 25, 1, 4),
+    ],
 )
 def test_flow_is_pytorchs(browser, tmp_path, name, t, layer, head):
     path, model = living_page(tmp_path, name)
@@ -341,10 +339,9 @@ def test_flow_is_pytorchs(browser, tmp_path, name, t, layer, head):
         told = page.inner_text("#flow-outcome")
         assert shown_as(told.split("=")[1], -chances[IDS[t + 1]].log().item())
         assert f"place {1 + int((logits > logits[IDS[t + 1]]).sum())}." in told
-        assert (
-            f" v_B{'G' if config.n_kv_head else 'H'}"
-            in page.inner_text(f"#flow-inside-{layer} .shapes >> nth=1").replace("\n", " ") + " v_B"
-        )
+        shapes = page.locator(f"#flow-inside-{layer} .shape").all_inner_texts()
+        n_key_head = f"{config.n_key_head} \u00d7 {len(IDS)} \u00d7 {config.d_head}"
+        assert f"v_B{'GT' if config.n_kv_head else 'HS'}K 1 \u00d7 {n_key_head}" in shapes
 
 
 def test_sources_are_there(browser, llama):
@@ -387,7 +384,7 @@ def test_by_keyboard_in_the_dark_on_a_narrow_screen(browser, llama):
         assert page.evaluate("document.activeElement.id") == "flow-head-1-2"
         assert page.input_value("#pick") == "6"
         page.focus("#tab-flow")
-        for view in ("overview", "head", "equation", "lens"):
+        for _ in ("overview", "head", "equation", "lens"):
             press("ArrowRight")
         assert page.get_attribute("#tab-lens", "aria-selected") == "true"
         drawn(page)
