@@ -84,7 +84,7 @@ def page(browser):
         """() => {
             window.loaded = ({told, block}) => makeModel(told, readWeights(told.tensors, fromBase64(block)));
             window.same = (a, b) => a.length === b.length && a.every((x, i) => Object.is(x, b[i]));
-            window.sameReading = (a, b) => same(a.x_embed, b.x_embed) && same(a.features, b.features)
+            window.sameReading = (a, b) => same(a.x_embed, b.x_embed) && same(a.features, b.features) && same(a.losses, b.losses)
                 && same(a.logits, b.logits) && a.layers.every((rows, layer) =>
                     Object.keys(rows).every((name) => same(rows[name], b.layers[layer][name])));
         }"""
@@ -270,17 +270,24 @@ def test_what_if_is_a_model_changed_likewise(page, name):
 
 
 def test_slices_give_the_same_and_can_be_stopped(page):
+    """What was stopped, and what was read on in two ways, leaves an earlier reading as it was."""
     model = opinionated(**SHAPES["long"])
     found = page.evaluate(
         """async ([given, ids]) => {
-            const model = loaded(given), whole = read(model, ids);
+            const model = loaded(given), whole = read(model, ids), other = [...ids.slice(0, 20), 0, 1, 2];
+            const early = ids.slice(0, 20), base = read(model, early, NO_CHANGES, read(model, ids.slice(0, 10)));
             const wish = {milliseconds: 0, stopped: () => false};
-            return {same: sameReading(whole, await readSliced(model, ids, NO_CHANGES, null, wish)),
-                    stopped: await readSliced(model, ids, NO_CHANGES, null, {...wish, stopped: () => true})};
+            let turns = 0;
+            const stopped = await readSliced(model, ids, NO_CHANGES, base, {...wish, stopped: () => ++turns > 40});
+            return {stopped, sliced: sameReading(whole, await readSliced(model, ids, NO_CHANGES, base, wish)),
+                    other: sameReading(read(model, other), read(model, other, NO_CHANGES, base)),
+                    again: sameReading(whole, read(model, ids, NO_CHANGES, base)),
+                    base: sameReading(base, read(model, early)), turns};
         }""",
         [told(model, 16), texts(model)[1]],
     )
-    assert found == {"same": True, "stopped": None}
+    same = {"sliced": True, "other": True, "again": True, "base": True}
+    assert found == {"stopped": None, "turns": 41, **same}
 
 
 SETTINGS = [

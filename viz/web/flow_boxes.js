@@ -183,7 +183,7 @@ const labelAt = (t) => tokenLabel(shown.reading.ids[t]);
 
 function beginningBoxes(t) {
   const {config, vocabSize} = MODEL;
-  const parts = beginning(MODEL, shown.reading, t);
+  const parts = streamBegins(MODEL, shown.reading, t);
   const me = token(labelAt(t));
   const boxes = [
     box(

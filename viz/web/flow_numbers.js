@@ -36,7 +36,7 @@ function normParts({config}, x) {
 
 // How the stream of token t begins: the token's vector, what its pair and its position add, and their sum, x_BTD
 // before block 0.
-function beginning(model, reading, t) {
+function streamBegins(model, reading, t) {
   const {config, vocabSize, weights} = model;
   const d = config.d_model;
   const id = reading.ids[t];

@@ -260,17 +260,27 @@ function rowsKept({config}, ids, changes, before) {
   return {embedded: common, layers: kept};
 }
 
-// Room for n rows, of which the first `kept` are those of an earlier array.
+// ArrayBuffer -> how many of its numbers are in use, of arrays that may grow.
+const inUse = new WeakMap();
+
+// Room for n rows, of which the first `kept` are those of an earlier array. Where that ends with them, the new one grows behind it in the
+// same memory, lest each key copy all that was read; where it doesn't, or another has grown there already, they are copied.
 function continued(earlier, kept, n, width) {
-  const rows = new Float32Array(n * width);
+  const size = n * width;
+  if (earlier && kept * width === inUse.get(earlier.buffer) && 4 * size <= earlier.buffer.byteLength) {
+    inUse.set(earlier.buffer, size);
+    return new Float32Array(earlier.buffer, 0, size);
+  }
+  const room = new Float32Array(kept ? 2 * size : size), rows = room.subarray(0, size);  // who reads on may do so again
   if (kept) rows.set(earlier.subarray(0, kept * width));
+  inUse.set(room.buffer, size);
   return rows;
 }
 
 // Read a text of token ids, at most context_length of them: a generator that pauses every millisecond or so, and returns the reading,
-//   {ids, n, changes, x_embed, layers, features, logits},
-// in each layer q, k, v as they met, what attention and MLP wrote to the stream, and the stream behind each. `before`, an earlier
-// reading, saves computing again what both have in common. It isn't changed.
+//   {ids, n, changes, x_embed, layers, features, logits, losses},
+// in each layer q, k, v as they met, what attention and MLP wrote to the stream, and the stream behind each; losses are those of every
+// token but the first. `before`, an earlier reading, saves computing again what both have in common. It isn't changed.
 function* reading(model, ids, changes = NO_CHANGES, before = null) {
   const {config, vocabSize} = model, n = ids.length, d = config.d_model, dKeys = config.n_key_head * config.d_head;
   const kept = rowsKept(model, ids, changes, before), x_embed = continued(before?.x_embed, kept.embedded, n, d);
@@ -292,7 +302,12 @@ function* reading(model, ids, changes = NO_CHANGES, before = null) {
     features.set(normed(model, "norm", x_BTD.subarray(from * d), n - from), from * d);
     yield* linear(model, "unembed", features.subarray(from * d), n - from, logits.subarray(from * vocabSize));
   }
-  return {ids: Array.from(ids), n, changes, x_embed, layers, features, logits};
+  const firstLoss = Math.max(0, from - 1), losses = continued(before?.losses, firstLoss, Math.max(0, n - 1), 1);
+  for (let t = firstLoss; t + 1 < n; t++) {
+    losses[t] = crossEntropy(logits, t * vocabSize, vocabSize, ids[t + 1]);
+    yield;
+  }
+  return {ids: Array.from(ids), n, changes, x_embed, layers, features, logits, losses};
 }
 
 // The same at once.
@@ -342,15 +357,8 @@ function crossEntropy(logits, start, size, token) {
 }
 
 // {mean, each}: the loss of every token but the first, and their mean (NaN where there is none), in nats.
-function lossOf({ids, n, logits}) {
-  const size = logits.length / n, each = new Float32Array(Math.max(0, n - 1));
-  let sum = 0;
-  for (let t = 0; t + 1 < n; t++) {
-    const loss = crossEntropy(logits, t * size, size, ids[t + 1]);
-    each[t] = loss;
-    sum += loss;
-  }
-  return {mean: each.length ? sum / each.length : NaN, each};
+function lossOf({losses}) {
+  return {mean: losses.reduce((sum, loss) => sum + loss, 0) / losses.length, each: losses};
 }
 
 // Logits of the stream behind a layer (-1: the embedding), sent through the last norm and the unembedding as if no block came after

@@ -105,14 +105,15 @@ async function undoChanges() {
 
 const partButtons = new Map(); // "heads 1.2", "mlps 0" -> button
 const aloneLosses = new WeakMap(); // a reading without changes -> Map: part -> loss without that part alone
-let measuring = 0;
+let aloneRun = 0;  // number of the run of measurements that is going on
+let aloneGoing = false;
 
 function whatIfControls() {
   if (!MODEL) return;
   const {n_layer, n_head, positions} = MODEL.config;
   for (let layer = 0; layer < n_layer; layer++) {
     const heads = make("div", {class: "heads"});
-    for (let head = 0; head < n_head; head++) heads.append(headButton(layer, head));
+    for (let head = 0; head < n_head; head++) heads.append(headSwitch(layer, head));
     const attention = partButton(
       "attentions",
       layer,
@@ -127,13 +128,13 @@ function whatIfControls() {
   RULES.noPositions.source[1] = `${POSITION_KINDS[positions]}`;
   for (const [name, rule] of Object.entries(RULES)) $("rules").append(ruleSwitch(name, rule));
   $("rule-noPositions").disabled = positions === "none";
-  $("measure").onclick = () => (measuring ? stopMeasuring() : measureAlone());
+  $("measure").onclick = () => (aloneGoing ? stopMeasuring() : measureAlone());
   lostReader = new Reader($("lost-text"), "The text; choose a token to compare", (t, chosen) => {
     if (chosen) chooseLost(t);
   });
 }
 
-function headButton(layer, head) {
+function headSwitch(layer, head) {
   const button = partButton("heads", `${layer}.${head}`, `Layer ${layer}, head ${head}`, `L${layer} H${head}`, "");
   button.prepend(make("canvas", {"aria-hidden": "true"}));
   return button;
@@ -252,12 +253,13 @@ function tellEntropy({before, after}) {
 // ---------- each part alone ----------
 
 async function measureAlone() {
-  const mine = ++measuring;
+  const mine = ++aloneRun;
+  aloneGoing = true;
   const {plain, ids} = shown;
   if (!aloneLosses.has(plain)) aloneLosses.set(plain, new Map());
   const losses = aloneLosses.get(plain);
   $("measure").textContent = "Stop";
-  const stopped = () => mine !== measuring || state.view !== "what_if" || shown.plain !== plain;
+  const stopped = () => mine !== aloneRun || state.view !== "what_if" || shown.plain !== plain;
   let done = 0;
   for (const [part, button] of partButtons) {
     if (stopped()) break;
@@ -270,12 +272,12 @@ async function measureAlone() {
     losses.set(part, lossOf(found).mean);
     if (shown.plain === plain) tellPart(part, button, button.getAttribute("aria-checked") === "false");
   }
-  if (mine === measuring) stopMeasuring();
+  if (mine === aloneRun) stopMeasuring();
 }
 
 function stopMeasuring() {
-  measuring++;
-  measuring = 0;
+  aloneRun++;
+  aloneGoing = false;
   $("measure").textContent = "Measure each one alone";
   const count = aloneLosses.get(shown.plain)?.size ?? 0;
   $("measured").textContent =
