@@ -77,7 +77,7 @@ const LETTERS = {
   F: "width inside the MLP",
   V: "tokens in the vocabulary",
 };
-const flow = {numbers: "few", open: new Set(), text: null, head: 0, lastHead: null};
+const flow = {numbers: "few", open: new Set(), text: null, layer: 0, head: 0, lastHead: null};
 const FEW = {few: 6, more: 24, all: 4096};
 const flowDigits = () => (flow.numbers === "all" ? 4 : 2);
 
@@ -300,7 +300,7 @@ function projectionBox(t, head, parts) {
   const each = config.n_head / config.n_key_head;
   const sources = ["projections"];
   const lines = [];
-  const few = {few: 4, more: 12, all: Infinity}[flow.numbers]; // three stand side by side
+  const few = {few: 4, more: 12, all: Infinity}[flow.numbers];  // three stand side by side
   for (const [letter, part] of [
     ["q", parts.query],
     ["k", parts.key],
@@ -480,7 +480,10 @@ function headsBox(layer, head, parts) {
         "aria-pressed": other === head,
         "aria-label":
           `Show head ${other} of layer ${layer}; it puts out a vector of length ` + `${shorter(lengthOf(mix))}`,
-        onclick: () => flowHead(layer, other),
+        onclick: () => {
+          flowHead(layer, other);
+          $(`flow-head-${layer}-${other}`).focus();
+        },
       },
       make("span", {}, `H${other}${off ? " off" : ""}`),
       strip(mix, strongest),

@@ -1,7 +1,7 @@
 // The Lens view: the stream after each block, read as if the model ended there (nostalgebraist 2020), and how much
 // each attention and MLP wrote to it.
 
-const lensed = new WeakMap(); // reading -> what is known of its lens so far
+const lensed = new WeakMap();  // reading -> what is known of its lens so far
 const lensView = {layer: null, cells: null, filling: 0};
 
 // A table for each layer from -1, the embedding, and each token: the likeliest next token and its probability, and
@@ -287,7 +287,7 @@ function lensWritten(t) {
     {},
     ...["", "attention", "", "MLP", "", "stream"].map((text) => make("th", {scope: "col"}, text)),
   );
-  $("lens-written").replaceChildren(make("table", {class: "written"}, make("thead", {}, head), body));
+  $("lens-written").replaceChildren(make("table", {class: "lengths"}, make("thead", {}, head), body));
 }
 
 function lensMeans(reading) {
