@@ -234,9 +234,9 @@ function beginningBoxes(t) {
     boxes.push(
       box(
         "on-stream",
-        "The stream, before block 0",
+        "The stream, before layer 0",
         ["x_BTD"],
-        "The sum of these: what the first block reads.",
+        "The sum of these: what the first layer reads.",
         vectorLine("x", parts.x),
         [],
       ),
@@ -256,7 +256,7 @@ function positionBox(t, parts) {
       `Sines and cosines of position ${t}, slow and fast ones, are added, at the size of the embeddings ` +
       `(× 0.02 √2). Nothing is learned here.`,
     rotary:
-      `Nothing is added. Each block turns its queries and keys by an angle that grows with the position, ` +
+      `Nothing is added. Each layer turns its queries and keys by an angle that grows with the position, ` +
       `here ${t}: see “query, key, value” below.`,
     none:
       "Nothing is added: this model is not told where a token stands. That no token looks ahead still leaks " +
@@ -288,7 +288,7 @@ function normBox(parts, source) {
   const words =
     MODEL.config.norm === "rmsnorm"
       ? `RMSNorm: a copy of the stream, each number divided by ${root}, the root of their mean square, times a ` +
-        `learned factor. So all blocks read numbers of one size.`
+        `learned factor. So every layer reads numbers of one size.`
       : `LayerNorm: of a copy of the stream, the mean ${fixed(norm.mean, 3)} is taken off, what is left is ` +
         `divided by ${root}, its standard deviation, and scaled and shifted by learned numbers.`;
   return box("", "Norm", ["x_BTD"], words, vectorLine("normed", result), [source]);

@@ -1,4 +1,4 @@
-// The Lens view: the stream after each block, read as if the model ended there (nostalgebraist 2020), and how much
+// The Lens view: the stream after each layer, read as if the model ended there (nostalgebraist 2020), and how much
 // each attention and MLP wrote to it.
 
 const lensed = new WeakMap();  // reading -> what is known of its lens so far
@@ -39,7 +39,7 @@ function measureLens(reading, layer, t) {
   }
 }
 
-const layerName = (layer) => (layer < 0 ? "embedding" : `block ${layer}`);
+const layerName = (layer) => (layer < 0 ? "embedding" : `layer ${layer}`);
 
 function lensControls() {
   if (!MODEL) return;
@@ -188,7 +188,7 @@ function lensGuesses(layer, t) {
   const listed = order.slice(0, 8);
   if (came !== null && !listed.includes(came)) listed.push(came);
   $("lens-title").replaceChildren(
-    layer < 0 ? "The embedding of " : `After block ${layer}, at `,
+    layer < 0 ? "The embedding of " : `After layer ${layer}, at `,
     token(labelAt(t)),
     ` (${t})`,
   );
