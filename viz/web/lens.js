@@ -1,7 +1,7 @@
-// The Lens view: the stream after each block, read as if the model ended there (nostalgebraist 2020), and how much
+// The Lens view: the stream after each layer, read as if the model ended there (nostalgebraist 2020), and how much
 // each attention and MLP wrote to it.
 
-const lensed = new WeakMap(); // reading -> what is known of its lens so far
+const lensed = new WeakMap();  // reading -> what is known of its lens so far
 const lensView = {layer: null, cells: null, filling: 0};
 
 // A table for each layer from -1, the embedding, and each token: the likeliest next token and its probability, and
@@ -39,7 +39,7 @@ function measureLens(reading, layer, t) {
   }
 }
 
-const layerName = (layer) => (layer < 0 ? "embedding" : `block ${layer}`);
+const layerName = (layer) => (layer < 0 ? "embedding" : `layer ${layer}`);
 
 function lensControls() {
   if (!MODEL) return;
@@ -188,7 +188,7 @@ function lensGuesses(layer, t) {
   const listed = order.slice(0, 8);
   if (came !== null && !listed.includes(came)) listed.push(came);
   $("lens-title").replaceChildren(
-    layer < 0 ? "The embedding of " : `After block ${layer}, at `,
+    layer < 0 ? "The embedding of " : `After layer ${layer}, at `,
     token(labelAt(t)),
     ` (${t})`,
   );
@@ -287,7 +287,7 @@ function lensWritten(t) {
     {},
     ...["", "attention", "", "MLP", "", "stream"].map((text) => make("th", {scope: "col"}, text)),
   );
-  $("lens-written").replaceChildren(make("table", {class: "written"}, make("thead", {}, head), body));
+  $("lens-written").replaceChildren(make("table", {class: "lengths"}, make("thead", {}, head), body));
 }
 
 function lensMeans(reading) {

@@ -103,8 +103,8 @@ async function undoChanges() {
 
 // ---------- the grid of parts, and the rules ----------
 
-const partButtons = new Map(); // "heads 1.2", "mlps 0" -> button
-const aloneLosses = new WeakMap(); // a reading without changes -> Map: part -> loss without that part alone
+const partButtons = new Map();  // "heads 1.2", "mlps 0" -> button
+const aloneLosses = new WeakMap();  // a reading without changes -> Map: part -> loss without that part alone
 let aloneRun = 0;  // number of the run of measurements that is going on
 let aloneGoing = false;
 
@@ -189,7 +189,7 @@ function tellPart(part, button, off, moved = null) {
 // ---------- maps, before and after ----------
 
 let drawing = 0;
-const matrices = new WeakMap(); // a reading -> its heads' weights, "layer.head" -> (n, n)
+const matrices = new WeakMap();  // a reading -> its heads' weights, "layer.head" -> (n, n)
 
 function matrixOf(reading, layer, head) {
   if (!matrices.has(reading)) matrices.set(reading, new Map());
@@ -199,7 +199,7 @@ function matrixOf(reading, layer, head) {
     const {n} = reading;
     const matrix = new Float32Array(n * n);
     for (let t = 0; t < n; t++) matrix.set(headWeights(MODEL, reading, layer, head, t), t * n);
-    if (MODEL.config.n_layer * MODEL.config.n_head * n * n > 2e7) return matrix; // too many to keep
+    if (MODEL.config.n_layer * MODEL.config.n_head * n * n > 2e7) return matrix;  // too many to keep
     known.set(name, matrix);
   }
   return known.get(name);
