@@ -128,10 +128,10 @@ def test_lens_is_pytorchs(browser, llama):
             assert shown_as(text, 100 * of_next[layer, 5])
             assert text.endswith(f"rank {ranks[layer, 5]}")
         lengths = stream.norm(dim=-1).numpy()
-        rows = page.locator(".written tbody tr").all_inner_texts()
+        rows = page.locator(".lengths tbody tr").all_inner_texts()
         assert [number(row.split()[-1]) for row in rows] == pytest.approx(lengths[:, 5], abs=0.006)
         page.select_option("#lens-whose", "text")
-        rows = page.locator(".written tbody tr").all_inner_texts()
+        rows = page.locator(".lengths tbody tr").all_inner_texts()
         means = lengths.mean(1)
         assert [number(row.split()[-1]) for row in rows] == pytest.approx(means, abs=0.006)
 
@@ -301,7 +301,7 @@ def test_flow_is_pytorchs(browser, tmp_path, name, t, layer, head):
     steps, dots, scores, weights = steps_of(model, t, layer, head)
     config = model.config
     with opened(browser, path, "flow") as page:
-        page.select_option("#pick", str(layer * config.n_head + head))
+        page.select_option("#flow-head", f"{layer}.{head}")
         page.select_option("#flow-numbers", "all")
         page.click(f"#flow-text-{t}")
         assert page.locator(f"#flow-inside-{layer}").is_visible()
@@ -382,7 +382,7 @@ def test_by_keyboard_in_the_dark_on_a_narrow_screen(browser, llama):
         page.focus("#flow-head-1-2")
         press("Enter")
         assert page.evaluate("document.activeElement.id") == "flow-head-1-2"
-        assert page.input_value("#pick") == "6"
+        assert page.input_value("#flow-head") == "1.2"
         page.focus("#tab-flow")
         for _ in ("overview", "head", "equation", "lens"):
             press("ArrowRight")

@@ -95,17 +95,33 @@ function wouldSay(layer, t) {
 function flowShow() {
   if (flow.lastHead !== state.head) {
     flow.lastHead = state.head;
-    flow.head = HEADS[state.head].head;
-    flow.open.add(HEADS[state.head].layer);
+    flowChosen(HEADS[state.head].layer, HEADS[state.head].head);
   }
   const words = state.words;
-  state.words = false; // the flow knows tokens
+  state.words = false;  // the flow knows tokens
   flow.text.fill();
   flowDraw();
   state.words = words;
 }
 
+function flowChosen(layer, head) {
+  flow.layer = layer;
+  flow.head = head;
+  flow.open.add(layer);
+}
+
 function flowControls() {
+  if (!MODEL) return;
+  for (let layer = 0; layer < MODEL.config.n_layer; layer++) {
+    for (let head = 0; head < MODEL.config.n_head; head++) {
+      $("flow-head").append(make("option", {value: `${layer}.${head}`}, `L${layer} H${head}`));
+    }
+  }
+  $("flow-head").onchange = () => {
+    const [layer, head] = $("flow-head").value.split(".").map(Number);
+    flowHead(layer, head);
+    $(`flow-layer-${layer}`).scrollIntoView();
+  };
   flow.text = new Reader($("flow-text"), "The text; choose the token whose way is shown", (t, chosen) => {
     if (chosen) flowToken(t);
   });
@@ -132,11 +148,13 @@ function flowToken(t) {
 }
 
 function flowHead(layer, head) {
-  const shownHead = HEADS.findIndex((h) => h.layer === layer && h.head === head); // a page may show some heads only
-  flow.head = head;
-  if (shownHead >= 0) state.head = flow.lastHead = shownHead;
-  go("flow");
-  $(`flow-head-${layer}-${head}`).focus();
+  const shownHead = HEADS.findIndex((h) => h.layer === layer && h.head === head);  // a page may show some heads only
+  flowChosen(layer, head);
+  if (shownHead >= 0) {
+    state.head = shownHead;
+    flow.lastHead = shownHead;
+  }
+  flowDraw();
 }
 
 function flowDraw(focus = null) {
@@ -145,6 +163,7 @@ function flowDraw(focus = null) {
   const {n_layer} = MODEL.config;
   flow.text.show(t, null);
   $("flow-token").replaceChildren(token(labelAt(t)), ` token ${t} of ${shown.reading.n}`);
+  $("flow-head").value = `${flow.layer}.${head}`;
   $("flow-back").disabled = t === 0;
   $("flow-on").disabled = t === shown.reading.n - 1;
   $("flow-fold").textContent = flow.open.size === n_layer ? "Fold all layers" : "Open all layers";

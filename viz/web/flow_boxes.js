@@ -77,7 +77,7 @@ const LETTERS = {
   F: "width inside the MLP",
   V: "tokens in the vocabulary",
 };
-const flow = {numbers: "few", open: new Set(), text: null, head: 0, lastHead: null};
+const flow = {numbers: "few", open: new Set(), text: null, layer: 0, head: 0, lastHead: null};
 const FEW = {few: 6, more: 24, all: 4096};
 const flowDigits = () => (flow.numbers === "all" ? 4 : 2);
 
@@ -234,9 +234,9 @@ function beginningBoxes(t) {
     boxes.push(
       box(
         "on-stream",
-        "The stream, before block 0",
+        "The stream, before layer 0",
         ["x_BTD"],
-        "The sum of these: what the first block reads.",
+        "The sum of these: what the first layer reads.",
         vectorLine("x", parts.x),
         [],
       ),
@@ -256,7 +256,7 @@ function positionBox(t, parts) {
       `Sines and cosines of position ${t}, slow and fast ones, are added, at the size of the embeddings ` +
       `(× 0.02 √2). Nothing is learned here.`,
     rotary:
-      `Nothing is added. Each block turns its queries and keys by an angle that grows with the position, ` +
+      `Nothing is added. Each layer turns its queries and keys by an angle that grows with the position, ` +
       `here ${t}: see “query, key, value” below.`,
     none:
       "Nothing is added: this model is not told where a token stands. That no token looks ahead still leaks " +
@@ -288,7 +288,7 @@ function normBox(parts, source) {
   const words =
     MODEL.config.norm === "rmsnorm"
       ? `RMSNorm: a copy of the stream, each number divided by ${root}, the root of their mean square, times a ` +
-        `learned factor. So all blocks read numbers of one size.`
+        `learned factor. So every layer reads numbers of one size.`
       : `LayerNorm: of a copy of the stream, the mean ${fixed(norm.mean, 3)} is taken off, what is left is ` +
         `divided by ${root}, its standard deviation, and scaled and shifted by learned numbers.`;
   return box("", "Norm", ["x_BTD"], words, vectorLine("normed", result), [source]);
@@ -300,7 +300,7 @@ function projectionBox(t, head, parts) {
   const each = config.n_head / config.n_key_head;
   const sources = ["projections"];
   const lines = [];
-  const few = {few: 4, more: 12, all: Infinity}[flow.numbers]; // three stand side by side
+  const few = {few: 4, more: 12, all: Infinity}[flow.numbers];  // three stand side by side
   for (const [letter, part] of [
     ["q", parts.query],
     ["k", parts.key],
@@ -480,7 +480,10 @@ function headsBox(layer, head, parts) {
         "aria-pressed": other === head,
         "aria-label":
           `Show head ${other} of layer ${layer}; it puts out a vector of length ` + `${shorter(lengthOf(mix))}`,
-        onclick: () => flowHead(layer, other),
+        onclick: () => {
+          flowHead(layer, other);
+          $(`flow-head-${layer}-${other}`).focus();
+        },
       },
       make("span", {}, `H${other}${off ? " off" : ""}`),
       strip(mix, strongest),

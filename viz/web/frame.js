@@ -5,7 +5,7 @@
 // Each view's HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is
 // that of the tabs.
 const VIEWS = {
-  flow: {tab: "Flow", show: flowShow, bar: ["head"], living: true},
+  flow: {tab: "Flow", show: flowShow, bar: [], living: true},
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
   write: {tab: "Write", show: writeShow, bar: [], living: true},

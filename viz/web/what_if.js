@@ -103,8 +103,8 @@ async function undoChanges() {
 
 // ---------- the grid of parts, and the rules ----------
 
-const partButtons = new Map(); // "heads 1.2", "mlps 0" -> button
-const aloneLosses = new WeakMap(); // a reading without changes -> Map: part -> loss without that part alone
+const partButtons = new Map();  // "heads 1.2", "mlps 0" -> button
+const aloneLosses = new WeakMap();  // a reading without changes -> Map: part -> loss without that part alone
 let aloneRun = 0;  // number of the run of measurements that is going on
 let aloneGoing = false;
 
@@ -123,7 +123,7 @@ function whatIfControls() {
     );
     const mlp = partButton("mlps", layer, `Layer ${layer}, its MLP`, "MLP", "part thinks");
     const whole = make("div", {class: "whole"}, attention, mlp);
-    $("parts").append(make("div", {class: "layer-parts"}, make("h3", {}, `Layer ${layer}`), heads, whole));
+    $("parts").append(make("div", {class: `layer-parts${n_head > 6 ? " many" : ""}`}, make("h3", {}, `Layer ${layer}`), heads, whole));
   }
   RULES.noPositions.source[1] = `${POSITION_KINDS[positions]}`;
   for (const [name, rule] of Object.entries(RULES)) $("rules").append(ruleSwitch(name, rule));
@@ -189,7 +189,7 @@ function tellPart(part, button, off, moved = null) {
 // ---------- maps, before and after ----------
 
 let drawing = 0;
-const matrices = new WeakMap(); // a reading -> its heads' weights, "layer.head" -> (n, n)
+const matrices = new WeakMap();  // a reading -> its heads' weights, "layer.head" -> (n, n)
 
 function matrixOf(reading, layer, head) {
   if (!matrices.has(reading)) matrices.set(reading, new Map());
@@ -199,7 +199,7 @@ function matrixOf(reading, layer, head) {
     const {n} = reading;
     const matrix = new Float32Array(n * n);
     for (let t = 0; t < n; t++) matrix.set(headWeights(MODEL, reading, layer, head, t), t * n);
-    if (MODEL.config.n_layer * MODEL.config.n_head * n * n > 2e7) return matrix; // too many to keep
+    if (MODEL.config.n_layer * MODEL.config.n_head * n * n > 2e7) return matrix;  // too many to keep
     known.set(name, matrix);
   }
   return known.get(name);
@@ -224,7 +224,7 @@ function drawParts(mine) {
     while (heads.length && performance.now() < until) {
       const [layer, head] = heads.shift();
       const after = matrixOf(reading, layer, head);
-      const before = matrixOf(plain, layer, head);
+      const before = reading === plain ? after : matrixOf(plain, layer, head);
       const button = partButtons.get(`heads ${layer}.${head}`);
       thumbnail(button.querySelector("canvas"), after, n, (t, s) => !allowed(t, s));
       tellPart(
