@@ -242,7 +242,8 @@ def write_page(options: Options, out: Path, run: tuple, ids: list[int], *shown) 
         folder = Path(checkpoint.config["data"]["data"])
         examples = living.example_texts(folder, tokenizer, model.config.context_length)
         try:
-            alive = living.put_into_page(model, tokenizer, ids, limit, examples)
+            beside = page.beside_numbers()
+            alive = living.put_into_page(model, tokenizer, ids, limit, beside, examples)
         except ValueError as error:
             why = f"note: the page shows this one text: {error}"
     write_text(out, page.render_page(*shown, limit, alive))

@@ -16,7 +16,6 @@ from viz.living import (
     matrices_and_vectors,
     pack,
     put_into_page,
-    rest_of_page,
     what_bits_cost,
 )
 
@@ -83,17 +82,16 @@ def test_the_fewest_bits_that_are_good_else_the_most_that_fit(monkeypatch):
         assert 0 <= moved - 100 * costs[wanted]["probability"] < 0.001
     monkeypatch.setattr("viz.living.GOOD", 0)
     size = len(base64.b64encode(pack(matrices_and_vectors(model), 10)[1]))
-    limit = rest_of_page(tokenizer.spec(), len(IDS)) + size + 500
-    living = put_into_page(model, tokenizer, IDS, limit)
+    limit = size + 400 * len(IDS) + 50_000 + 500
+    living = put_into_page(model, tokenizer, IDS, limit, beside=50_000)
     assert living.told["bits"] == 10
-    assert len(base64.b64encode(living.block)) + living.room(limit) == pytest.approx(
-        limit - rest_of_page(tokenizer.spec(), len(IDS)), abs=4
-    )
+    written = len(base64.b64encode(living.block)) + len(json.dumps(living.told))
+    assert living.size == pytest.approx(written, abs=2)
     monkeypatch.setattr("viz.living.WORST", 0)
     with pytest.raises(ValueError, match=r"10 bits a weight, the most that .* change the loss by"):
-        put_into_page(model, tokenizer, IDS, limit)
-    with pytest.raises(ValueError, match=r"in 8 bits .* 0\.4 MB, 0\.3 MB more than --max-mb 0\.1"):
-        put_into_page(model, tokenizer, IDS, 10**5)
+        put_into_page(model, tokenizer, IDS, limit, 50_000)
+    with pytest.raises(ValueError, match=r"in 8 bits .* 0\.3 MB, 0\.2 MB more than --max-mb 0\.1"):
+        put_into_page(model, tokenizer, IDS, 10**5, 250_000)
 
 
 def test_one_token_has_no_loss_to_change():

@@ -50,10 +50,10 @@ class Living:
             f"which moves no probability by more than {moved:g} %"
         )
 
-    def room(self, max_bytes: int) -> float:
-        """Bytes that it leaves of a page of `max_bytes` for maps over training."""
-        rest = rest_of_page(self.told["tokenizer"], len(self.told["ids"]))
-        return max_bytes - rest - 4 / 3 * len(self.block)
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the page."""
+        return 4 * (len(self.block) + 2) // 3 + len(json.dumps(self.told))
 
 
 def put_into_page(
@@ -61,10 +61,11 @@ def put_into_page(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     max_bytes: int,
+    beside: int = 0,
     examples: Sequence[str] = (),
 ) -> Living:
-    """The model as it travels in a page of at most `max_bytes` that begins with the text `ids`.
-    `examples` are other texts to begin with.
+    """The model as it travels in a page of at most `max_bytes`, of which `beside` are needed for
+    other things, and that begins with the text `ids`. `examples` are other texts to begin with.
 
     The weights take the fewest of BITS that are GOOD on that text, else the most that fit. Raises
     ValueError, in words, where the model can't be in the page.
@@ -75,7 +76,8 @@ def put_into_page(
     if spec["kind"] not in ("char", "byte", "bpe", "gpt2"):
         raise ValueError(f"the page can't run a tokenizer of kind {spec['kind']}")
     weights = matrices_and_vectors(model)
-    rest = rest_of_page(spec, len(ids))
+    # What is told of each token, a long text's labels and predictions among it, is a guess.
+    rest = beside + len(json.dumps(spec)) + len(json.dumps(list(examples))) + 400 * len(ids)
     fitting = [bits for bits in BITS if _packed_size(weights, bits) + rest <= max_bytes]
     if not fitting:
         size = _packed_size(weights, BITS[0]) + rest
@@ -107,19 +109,12 @@ def put_into_page(
     return Living(told, block)
 
 
-def rest_of_page(spec: dict, n_token: int) -> int:
-    """Bytes of a page beside weights and maps over training, at most: scripts, labels, predictions,
-    the tokenizer with this `spec`.
-    """
-    return 350_000 + 400 * n_token + len(json.dumps(spec))
-
-
 @torch.no_grad()
 def what_bits_cost(model: GPT, held: GPT, ids: Sequence[int]) -> dict[str, float]:
     """How far the logits of `held` are from the model's on a text, at most; likewise its
     probabilities; and its loss, in nats (0 for a single token).
     """
-    tokens = torch.tensor([list(ids)])
+    tokens = torch.tensor([list(ids)], device=model.embed.weight.device)
     wanted = model(tokens)[0].double()
     found = held(tokens)[0].double()
     losses = [
