@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     shape = SHAPES["llama"] | {"context_length": CONTEXT}
     model = opinionated(vocab_size=len(SYMBOLS), **shape)
     ids = tokenizer.encode(FIRST).tolist()
-    living = put_into_page(model, tokenizer, ids, 10**7, ["on it, and", HOSTILE])
+    living = put_into_page(model, tokenizer, ids, 10**7, examples=["on it, and", HOSTILE])
     maps = read_text(model, ids, tokenizer.decode_bytes)
     roles = measure_roles(maps, induction_scores(model))
     path = tmp_path_factory.mktemp("typing") / "page.html"
