@@ -225,7 +225,7 @@ def draw(folder: Path, out: Path, show: str, shown, measured, watched, curve) ->
     else:
         raise UserError(
             f"{folder} holds no snapshots of its training (attention/); "
-            "train.py writes them at its evaluations"
+            "train.py writes them as it goes, unless --probe-tokens is 0"
         )
 
 

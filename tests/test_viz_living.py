@@ -1,7 +1,9 @@
 """viz.living: in how many bits a model goes into the page, what they cost, when it stays out."""
 
 import base64
+import dataclasses
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ import torch
 from helpers import make_model, write_byte_corpus
 
 from data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from model.config import ModelConfig
 from viz.living import (
     BITS,
+    KNOWN,
+    OTHERS,
     as_held,
     example_texts,
     matrices_and_vectors,
@@ -116,3 +121,30 @@ def test_examples_are_passages_of_the_validation_split(tmp_path):
     assert example_texts(tmp_path / "nowhere", ByteTokenizer(), 40) == []
     (folder / "dataset.json").write_text(json.dumps({"format": 1}))
     assert example_texts(folder, ByteTokenizer(), 40) == []
+
+
+def test_the_page_knows_every_choice_and_field_of_a_model():
+    """What is added to ModelConfig is to be computed in viz/web/ too, or the page refuses it."""
+    choices = {f.name: get_args(f.type) for f in dataclasses.fields(ModelConfig)}
+    assert {name: found for name, found in choices.items() if found} == KNOWN
+    assert set(choices) == {*KNOWN, *OTHERS}
+
+
+def test_what_a_fork_added_is_not_shown_as_something_else():
+    """A choice or a field that the page's script has never heard of, in words."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Forked(ModelConfig):
+        gate: bool = False
+
+    model, tokenizer = make_model(vocab_size=256), ByteTokenizer()
+    usual = dataclasses.asdict(model.config)
+    model.config = Forked(**usual)
+    assert put_into_page(model, tokenizer, IDS, 10**7)
+    model.config = Forked(**usual, gate=True)
+    with pytest.raises(ValueError, match=r"know gate$"):
+        put_into_page(model, tokenizer, IDS, 10**7)
+    model.config = Forked(**usual)
+    object.__setattr__(model.config, "norm", "scalenorm")
+    with pytest.raises(ValueError, match=r"know norm scalenorm$"):
+        put_into_page(model, tokenizer, IDS, 10**7)

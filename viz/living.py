@@ -18,6 +18,7 @@ from data.patterns import PATTERNS
 from data.prompts import empty_prompt
 from data.tokenizer import Tokenizer
 from errors import UserError
+from model.config import ModelConfig
 from model.gpt import GPT
 
 BITS = (8, 10, 12, 14, 16)
@@ -26,6 +27,17 @@ GOOD = 5e-4
 """Half a unit of the last digit of a probability as the page shows it (0.1 %): so many bits are
 enough where none is off by more.
 """
+KNOWN = {
+    "positions": ("learned", "sinusoidal", "rotary", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "gelu_exact", "relu2", "swiglu"),
+}
+"""Choices that the page's script computes; a fork's own it can't know."""
+OTHERS = {
+    *("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "context_length", "rope_base"),
+    *("norm_eps", "qk_norm", "zero_init", "tie_embeddings", "bias", "dropout", "window", "bigrams"),
+}
+"""The other fields of a ModelConfig that it minds."""
 WORST = 0.01
 """Nats that the loss may change by, at most, even where more bits don't fit."""
 
@@ -70,6 +82,7 @@ def put_into_page(
     The weights take the fewest of BITS that are GOOD on that text, else the most that fit. Raises
     ValueError, in words, where the model can't be in the page.
     """
+    _check_shape(model.config)
     spec = tokenizer.spec()
     if spec.get("pattern", "") not in ["", *PATTERNS]:
         raise ValueError("the page can't cut text by this tokenizer's pattern")
@@ -107,6 +120,15 @@ def put_into_page(
         "examples": list(examples),
     }
     return Living(told, block)
+
+
+def _check_shape(config: ModelConfig) -> None:
+    """Raise ValueError where the page's script doesn't know what the model computes."""
+    for name, value in asdict(config).items():
+        if name in KNOWN and value not in KNOWN[name]:
+            raise ValueError(f"its script (viz/web/) doesn't know {name} {value}")
+        if name not in KNOWN and name not in OTHERS and value != getattr(type(config), name):
+            raise ValueError(f"its script (viz/web/) doesn't know {name}")
 
 
 @torch.no_grad()
