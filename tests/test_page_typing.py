@@ -236,6 +236,14 @@ def test_the_caret_and_the_chosen_token_go_together(page):
     page.keyboard.type("s")
     page.wait_for_function("() => shown.typed === 'the cats sat'")
     assert shown_now(page)["query"] == 7
+    page.hover("#reader [data-unit='2']")
+    assert shown_now(page)["query"] == 2
+    page.keyboard.type("s")  # while the mouse rests on the text
+    page.wait_for_function("() => shown.typed === 'the catss sat'")
+    page.wait_for_timeout(100)
+    assert shown_now(page)["query"] == 8
+    page.keyboard.press("Backspace")
+    page.wait_for_function("() => shown.typed === 'the cats sat'")
     page.focus("#reader")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
