@@ -16,7 +16,7 @@ function lensTable(reading) {
       likeliest,
       probabilities: new Float64Array(size),
       highest: new Float64Array(size),
-      done: 0,
+      known: new Uint8Array(size),  // whether a cell is filled
     });
   }
   return lensed.get(reading);
@@ -24,9 +24,12 @@ function lensTable(reading) {
 
 const lensLogits = (reading, layer, t) =>
   layer === MODEL.config.n_layer - 1 ? rowOf(reading.logits, t, MODEL.vocabSize) : lens(MODEL, reading, layer, t);
+
+// Fill the table's cell of a layer and a token, if that wasn't done yet; its index.
 function measureLens(reading, layer, t) {
   const table = lensTable(reading);
   const at = (layer + 1) * reading.n + t;
+  if (table.known[at]) return at;
   const logits = lensLogits(reading, layer, t);
   let top = 0;
   for (let id = 1; id < logits.length; id++) if (logits[id] > logits[top]) top = id;
@@ -37,6 +40,8 @@ function measureLens(reading, layer, t) {
     table.ranks[at] = rankOf(logits, came);
     table.probabilities[at] = Math.exp(-crossEntropy(logits, 0, logits.length, came));
   }
+  table.known[at] = 1;
+  return at;
 }
 
 const layerName = (layer) => (layer < 0 ? "embedding" : `layer ${layer}`);
@@ -99,21 +104,23 @@ function lensShow() {
   lensPick(lensView.layer, state.query, false);
 }
 
+// Cells from number `from` on, token by token, in slices, so that the page answers meanwhile.
 function lensFill(reading, filling, from = 0) {
-  // in slices, so that the page answers meanwhile
   if (filling !== lensView.filling || state.view !== "lens") return;
   const table = lensTable(reading);
+  const perToken = MODEL.config.n_layer + 1;
   const until = performance.now() + 12;
-  let t = from;
-  for (; t < reading.n && performance.now() < until; t++) {
-    for (let layer = -1; layer < MODEL.config.n_layer; layer++) {
-      if (t >= table.done) measureLens(reading, layer, t);
-      lensCell(reading, table, layer, t);
-    }
-    table.done = Math.max(table.done, t + 1);
+  let i = from;
+  for (; i < reading.n * perToken && performance.now() < until; i++) {
+    const t = Math.floor(i / perToken);
+    const layer = (i % perToken) - 1;
+    measureLens(reading, layer, t);
+    lensCell(reading, table, layer, t);
   }
-  document.documentElement.dataset.drawn = t < reading.n ? "no" : "yes";
-  if (t < reading.n) setTimeout(() => lensFill(reading, filling, t));
+  const done = i === reading.n * perToken;
+  document.documentElement.dataset.drawn = done ? "yes" : "no";
+  if (!done) setTimeout(() => lensFill(reading, filling, i));
+  else if (!$("lens-table").contains(document.activeElement)) lensCentre();  // columns are as wide as their cells now
 }
 
 function lensCell(reading, table, layer, t) {
@@ -174,10 +181,15 @@ function lensPick(layer, t, focus) {
       .querySelectorAll(`#lens-table ${name}`)
       .forEach((one, i) => one.classList.toggle("query", i === t + (name === "thead th" ? 1 : 0)));
   if (focus) cell.focus();
-  else $("lens-scroll").scrollLeft = Math.max(0, cell.offsetLeft - $("lens-scroll").clientWidth / 2);
+  else lensCentre();
   lensGuesses(layer, t);
   lensGrowth(t);
   lensWritten(t);
+}
+
+function lensCentre() {
+  const cell = lensView.cells[lensView.layer + 1][state.query];
+  $("lens-scroll").scrollLeft = Math.max(0, cell.offsetLeft - $("lens-scroll").clientWidth / 2);
 }
 
 function lensGuesses(layer, t) {
@@ -219,13 +231,13 @@ function lensGrowth(t) {
   const came = reading.ids[t + 1];
   const list = make("div", {class: "bars growth"});
   for (let layer = -1; layer < MODEL.config.n_layer; layer++) {
-    const logits = lensLogits(reading, layer, t);
-    const probability = Math.exp(-crossEntropy(logits, 0, logits.length, came));
+    const at = measureLens(reading, layer, t);
+    const probability = lensTable(reading).probabilities[at];
     const bar = make("i");
     bar.style.width = `${100 * probability}%`;
     list.append(
       make("span", {}, layerName(layer)),
-      make("span", {}, percent(probability), make("span", {class: "where"}, ` rank ${rankOf(logits, came)}`)),
+      make("span", {}, percent(probability), make("span", {class: "where"}, ` rank ${lensTable(reading).ranks[at]}`)),
       bar,
     );
   }

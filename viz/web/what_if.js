@@ -123,7 +123,7 @@ function whatIfControls() {
     );
     const mlp = partButton("mlps", layer, `Layer ${layer}, its MLP`, "MLP", "part thinks");
     const whole = make("div", {class: "whole"}, attention, mlp);
-    $("parts").append(make("div", {class: "layer-parts"}, make("h3", {}, `Layer ${layer}`), heads, whole));
+    $("parts").append(make("div", {class: `layer-parts${n_head > 6 ? " many" : ""}`}, make("h3", {}, `Layer ${layer}`), heads, whole));
   }
   RULES.noPositions.source[1] = `${POSITION_KINDS[positions]}`;
   for (const [name, rule] of Object.entries(RULES)) $("rules").append(ruleSwitch(name, rule));
@@ -224,7 +224,7 @@ function drawParts(mine) {
     while (heads.length && performance.now() < until) {
       const [layer, head] = heads.shift();
       const after = matrixOf(reading, layer, head);
-      const before = matrixOf(plain, layer, head);
+      const before = reading === plain ? after : matrixOf(plain, layer, head);
       const button = partButtons.get(`heads ${layer}.${head}`);
       thumbnail(button.querySelector("canvas"), after, n, (t, s) => !allowed(t, s));
       tellPart(
