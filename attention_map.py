@@ -225,7 +225,7 @@ def draw(folder: Path, out: Path, show: str, shown, measured, watched, curve) ->
     else:
         raise UserError(
             f"{folder} holds no snapshots of its training (attention/); "
-            "train.py writes them at its evaluations"
+            "train.py writes them as it goes, unless --probe-tokens is 0"
         )
 
 
@@ -242,7 +242,8 @@ def write_page(options: Options, out: Path, run: tuple, ids: list[int], *shown) 
         folder = Path(checkpoint.config["data"]["data"])
         examples = living.example_texts(folder, tokenizer, model.config.context_length)
         try:
-            alive = living.put_into_page(model, tokenizer, ids, limit, examples)
+            beside = page.beside_numbers()
+            alive = living.put_into_page(model, tokenizer, ids, limit, beside, examples)
         except ValueError as error:
             why = f"note: the page shows this one text: {error}"
     write_text(out, page.render_page(*shown, limit, alive))

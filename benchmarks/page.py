@@ -24,7 +24,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from viz.living import put_into_page
 from viz.maps import read_text
-from viz.page import render_page
+from viz.page import beside_numbers, render_page
 
 DEFAULT_RUN = ROOT / "runs" / "shakespeare-char"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -81,7 +81,7 @@ def fresh_page(config: ModelConfig, tokenizer: Tokenizer, max_mb: float) -> str:
     model = GPT(config, tokenizer.vocab_size).eval()
     ids = [(7 * i) % tokenizer.vocab_size for i in range(config.context_length)]
     max_bytes = int(max_mb * 1e6)
-    living = put_into_page(model, tokenizer, ids, max_bytes)
+    living = put_into_page(model, tokenizer, ids, max_bytes, beside_numbers())
     maps = read_text(model, ids, tokenizer.decode_bytes)
     return render_page(maps, title="fresh", max_bytes=max_bytes, living=living)
 
@@ -119,7 +119,7 @@ def measure(browser, path: Path, rounds: int) -> dict:
         page.set_default_timeout(120_000)
         began = time.perf_counter()
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-drawn=yes]", state="attached")
+        page.wait_for_selector("html[data-view]", state="attached")  # its first view is drawn
         opened.append(1e3 * (time.perf_counter() - began))
         if len(opened) < rounds:
             page.close()

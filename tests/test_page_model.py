@@ -7,6 +7,7 @@ import math
 import random
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,9 @@ from test_page_browser import CHROMIUM, browser
 from test_tokenizer import TRAINING_TEXT, adversarial, gpt2
 from test_viz_maps import NASTY
 
+import attention_map
 import viz
+from benchmarks import page as benchmark
 from data import tokenizer as tk
 from model.attention import Mask, explicit_attention
 from model.config import ModelConfig
@@ -30,7 +33,12 @@ from viz.roles import ablate_heads
 
 assert browser  # fixtures
 assert gpt2
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: no page can be tried")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: the model is not tried in a page"
+    ),
+]
 WEB = Path(viz.__file__).parent / "web"
 ENGINE = ["weights", "positions", "attention", "gpt", "sampling", "tokenizer"]
 V = 11
@@ -269,6 +277,39 @@ def test_what_if_is_a_model_changed_likewise(page, name):
         assert got["same"]
 
 
+def test_a_head_switched_off_changes_the_loss_as_ablate_says(page):
+    """attention_map.py --ablate 0.1 1.0: each alone, then both."""
+    model = as_held(opinionated(**SHAPES["modern"]), 16)
+    ids = texts(model)[1]
+    checkpoint = SimpleNamespace(config={"data": {"data": "nowhere"}})
+    results = attention_map.ablate(("0.1", "1.0"), model, checkpoint, ids)
+    wanted = [result["loss"]["text"] for result in results]
+    found = page.evaluate(
+        """([given, ids, each]) => {
+            const model = loaded(given);
+            return each.map((heads) => lossOf(read(model, ids, {...NO_CHANGES, heads})).mean);
+        }""",
+        [told(model, 16), ids, [result["ablated"] for result in results]],
+    )
+    assert len(found) == 4
+    assert found == pytest.approx(wanted, abs=1e-5)
+    deltas = np.array(found) - found[0]
+    np.testing.assert_allclose(deltas, np.array(wanted) - wanted[0], atol=1e-5)
+    assert abs(deltas[1:]).min() > 1e-3
+
+
+def test_the_benchmark_measures_a_page(browser, tmp_path):
+    config = ModelConfig(n_layer=1, n_head=2, d_model=16, context_length=32)
+    path = tmp_path / "page.html"
+    path.write_text(benchmark.fresh_page(config, tk.ByteTokenizer(), 1), encoding="utf-8")
+    found = benchmark.measure(browser, path, 1)
+    row = benchmark.row("small", found)
+    n_parameter = sum(x.numel() for x in GPT(config, 256).parameters())
+    assert row["parameters"] == f"{n_parameter:,}"
+    assert row["page, MB"] == f"{path.stat().st_size / 1e6:.1f}"
+    assert (len(found["tokens"]), row["context"], row["bits"]) == (24, 32, 8)
+
+
 def test_slices_give_the_same_and_can_be_stopped(page):
     """What was stopped, and what was read on in two ways, leaves an earlier reading as it was."""
     model = opinionated(**SHAPES["long"])
@@ -302,7 +343,7 @@ def test_the_next_token_is_drawn_as_sample_py_does(page):
     """Distributions within 1e-12, and the same token for the same uniform number."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 40, generator=generator) * torch.tensor([[0.5], [4], [300]])
-    uniforms = torch.rand(7, generator=generator, dtype=torch.float64)
+    uniforms = torch.rand(3, generator=generator, dtype=torch.float64)
     found = page.evaluate(
         """([rows, settings, uniforms]) => JSON.stringify(rows.map((row) => settings.map(({temperature, top_k, top_p}) => {
             const {raw, kept, order} = nextDistribution(Float32Array.from(row), {temperature, topK: top_k, topP: top_p});

@@ -1,7 +1,9 @@
 """viz.living: in how many bits a model goes into the page, what they cost, when it stays out."""
 
 import base64
+import dataclasses
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,14 +11,16 @@ import torch
 from helpers import make_model, write_byte_corpus
 
 from data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from model.config import ModelConfig
 from viz.living import (
     BITS,
+    KNOWN,
+    OTHERS,
     as_held,
     example_texts,
     matrices_and_vectors,
     pack,
     put_into_page,
-    rest_of_page,
     what_bits_cost,
 )
 
@@ -83,17 +87,16 @@ def test_the_fewest_bits_that_are_good_else_the_most_that_fit(monkeypatch):
         assert 0 <= moved - 100 * costs[wanted]["probability"] < 0.001
     monkeypatch.setattr("viz.living.GOOD", 0)
     size = len(base64.b64encode(pack(matrices_and_vectors(model), 10)[1]))
-    limit = rest_of_page(tokenizer.spec(), len(IDS)) + size + 500
-    living = put_into_page(model, tokenizer, IDS, limit)
+    limit = size + 400 * len(IDS) + 50_000 + 500
+    living = put_into_page(model, tokenizer, IDS, limit, beside=50_000)
     assert living.told["bits"] == 10
-    assert len(base64.b64encode(living.block)) + living.room(limit) == pytest.approx(
-        limit - rest_of_page(tokenizer.spec(), len(IDS)), abs=4
-    )
+    written = len(base64.b64encode(living.block)) + len(json.dumps(living.told))
+    assert living.size == pytest.approx(written, abs=2)
     monkeypatch.setattr("viz.living.WORST", 0)
     with pytest.raises(ValueError, match=r"10 bits a weight, the most that .* change the loss by"):
-        put_into_page(model, tokenizer, IDS, limit)
-    with pytest.raises(ValueError, match=r"in 8 bits .* 0\.4 MB, 0\.3 MB more than --max-mb 0\.1"):
-        put_into_page(model, tokenizer, IDS, 10**5)
+        put_into_page(model, tokenizer, IDS, limit, 50_000)
+    with pytest.raises(ValueError, match=r"in 8 bits .* 0\.3 MB, 0\.2 MB more than --max-mb 0\.1"):
+        put_into_page(model, tokenizer, IDS, 10**5, 250_000)
 
 
 def test_one_token_has_no_loss_to_change():
@@ -118,3 +121,30 @@ def test_examples_are_passages_of_the_validation_split(tmp_path):
     assert example_texts(tmp_path / "nowhere", ByteTokenizer(), 40) == []
     (folder / "dataset.json").write_text(json.dumps({"format": 1}))
     assert example_texts(folder, ByteTokenizer(), 40) == []
+
+
+def test_the_page_knows_every_choice_and_field_of_a_model():
+    """What is added to ModelConfig is to be computed in viz/web/ too, or the page refuses it."""
+    choices = {f.name: get_args(f.type) for f in dataclasses.fields(ModelConfig)}
+    assert {name: found for name, found in choices.items() if found} == KNOWN
+    assert set(choices) == {*KNOWN, *OTHERS}
+
+
+def test_what_a_fork_added_is_not_shown_as_something_else():
+    """A choice or a field that the page's script has never heard of, in words."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Forked(ModelConfig):
+        gate: bool = False
+
+    model, tokenizer = make_model(vocab_size=256), ByteTokenizer()
+    usual = dataclasses.asdict(model.config)
+    model.config = Forked(**usual)
+    assert put_into_page(model, tokenizer, IDS, 10**7)
+    model.config = Forked(**usual, gate=True)
+    with pytest.raises(ValueError, match=r"know gate$"):
+        put_into_page(model, tokenizer, IDS, 10**7)
+    model.config = Forked(**usual)
+    object.__setattr__(model.config, "norm", "scalenorm")
+    with pytest.raises(ValueError, match=r"know norm scalenorm$"):
+        put_into_page(model, tokenizer, IDS, 10**7)

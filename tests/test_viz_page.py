@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import re
 import zlib
+from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -159,6 +161,16 @@ def test_the_script_writes_no_markup():
     sinks = "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( "
     sinks += "fetch( XMLHttpRequest import( WebSocket"
     assert [sink for sink in sinks.split() if sink in script] == []
+
+
+def test_no_two_scripts_give_the_same_name():
+    """They are joined into one, in which a later function silently takes an earlier's place."""
+    given = []
+    for name in page.SCRIPTS:
+        script = (page.WEB / f"{name}.js").read_text(encoding="utf-8")
+        given += re.findall(r"^(?:async )?(?:function\*?|const|let|class) ([\w$]+)", script, re.M)
+    assert len(given) > 200
+    assert [name for name, count in Counter(given).items() if count > 1] == []
 
 
 def test_both_sides_of_the_dispute_are_always_in_view():

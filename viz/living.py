@@ -18,6 +18,7 @@ from data.patterns import PATTERNS
 from data.prompts import empty_prompt
 from data.tokenizer import Tokenizer
 from errors import UserError
+from model.config import ModelConfig
 from model.gpt import GPT
 
 BITS = (8, 10, 12, 14, 16)
@@ -26,6 +27,17 @@ GOOD = 5e-4
 """Half a unit of the last digit of a probability as the page shows it (0.1 %): so many bits are
 enough where none is off by more.
 """
+KNOWN = {
+    "positions": ("learned", "sinusoidal", "rotary", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "gelu_exact", "relu2", "swiglu"),
+}
+"""Choices that the page's script computes; a fork's own it can't know."""
+OTHERS = {
+    *("n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "context_length", "rope_base"),
+    *("norm_eps", "qk_norm", "zero_init", "tie_embeddings", "bias", "dropout", "window", "bigrams"),
+}
+"""The other fields of a ModelConfig that it minds."""
 WORST = 0.01
 """Nats that the loss may change by, at most, even where more bits don't fit."""
 
@@ -50,10 +62,10 @@ class Living:
             f"which moves no probability by more than {moved:g} %"
         )
 
-    def room(self, max_bytes: int) -> float:
-        """Bytes that it leaves of a page of `max_bytes` for maps over training."""
-        rest = rest_of_page(self.told["tokenizer"], len(self.told["ids"]))
-        return max_bytes - rest - 4 / 3 * len(self.block)
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the page."""
+        return 4 * (len(self.block) + 2) // 3 + len(json.dumps(self.told))
 
 
 def put_into_page(
@@ -61,21 +73,24 @@ def put_into_page(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     max_bytes: int,
+    beside: int = 0,
     examples: Sequence[str] = (),
 ) -> Living:
-    """The model as it travels in a page of at most `max_bytes` that begins with the text `ids`.
-    `examples` are other texts to begin with.
+    """The model as it travels in a page of at most `max_bytes`, of which `beside` are needed for
+    other things, and that begins with the text `ids`. `examples` are other texts to begin with.
 
     The weights take the fewest of BITS that are GOOD on that text, else the most that fit. Raises
     ValueError, in words, where the model can't be in the page.
     """
+    _check_shape(model.config)
     spec = tokenizer.spec()
     if spec.get("pattern", "") not in ["", *PATTERNS]:
         raise ValueError("the page can't cut text by this tokenizer's pattern")
     if spec["kind"] not in ("char", "byte", "bpe", "gpt2"):
         raise ValueError(f"the page can't run a tokenizer of kind {spec['kind']}")
     weights = matrices_and_vectors(model)
-    rest = rest_of_page(spec, len(ids))
+    # What is told of each token, a long text's labels and predictions among it, is a guess.
+    rest = beside + len(json.dumps(spec)) + len(json.dumps(list(examples))) + 400 * len(ids)
     fitting = [bits for bits in BITS if _packed_size(weights, bits) + rest <= max_bytes]
     if not fitting:
         size = _packed_size(weights, BITS[0]) + rest
@@ -107,11 +122,13 @@ def put_into_page(
     return Living(told, block)
 
 
-def rest_of_page(spec: dict, n_token: int) -> int:
-    """Bytes of a page beside weights and maps over training, at most: scripts, labels, predictions,
-    the tokenizer with this `spec`.
-    """
-    return 350_000 + 400 * n_token + len(json.dumps(spec))
+def _check_shape(config: ModelConfig) -> None:
+    """Raise ValueError where the page's script doesn't know what the model computes."""
+    for name, value in asdict(config).items():
+        if name in KNOWN and value not in KNOWN[name]:
+            raise ValueError(f"its script (viz/web/) doesn't know {name} {value}")
+        if name not in KNOWN and name not in OTHERS and value != getattr(type(config), name):
+            raise ValueError(f"its script (viz/web/) doesn't know {name}")
 
 
 @torch.no_grad()
@@ -119,7 +136,7 @@ def what_bits_cost(model: GPT, held: GPT, ids: Sequence[int]) -> dict[str, float
     """How far the logits of `held` are from the model's on a text, at most; likewise its
     probabilities; and its loss, in nats (0 for a single token).
     """
-    tokens = torch.tensor([list(ids)])
+    tokens = torch.tensor([list(ids)], device=model.embed.weight.device)
     wanted = model(tokens)[0].double()
     found = held(tokens)[0].double()
     losses = [

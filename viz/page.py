@@ -85,7 +85,7 @@ def render_page(
     if living:
         blocks = {"weights": living.block}
         storage = {"bits": 32, "values": True, "error": 0.0}
-        room = min(living.room(max_bytes), LEARNING_BYTES)
+        room = min(room - living.size, LEARNING_BYTES)
     else:
         blocks, storage = _store(maps, room, max_bytes)
         room -= sum(len(block) for block in blocks.values()) * 4 / 3

@@ -78,7 +78,7 @@ function overviewGrid() {
   const names = chosen.map((h) => h.name).join();
   if (names !== $("grid").dataset.heads) {
     $("grid").dataset.heads = names;
-    $("grid").replaceChildren(...chosen.map(headButton));
+    $("grid").replaceChildren(...chosen.map(overviewButton));
     $("hovered").textContent = "Point at a map to read what its head does.";
   }
   rolesShow();
@@ -86,7 +86,7 @@ function overviewGrid() {
   drawPending();
 }
 
-function headButton(h) {
+function overviewButton(h) {
   h.canvas = make("canvas", {"aria-hidden": "true"});
   h.caption = make("span");
   const tell = () =>

@@ -61,11 +61,11 @@ async function measureRoles() {
 }
 
 // Roles are measured when no key has come for a moment: they are no part of what must follow at once.
-let measuring = 0;
+let rolesTimer = 0;
 function measureSoon() {
-  clearTimeout(measuring);
+  clearTimeout(rolesTimer);
   document.documentElement.dataset.roles = "old";
-  measuring = setTimeout(async () => {
+  rolesTimer = setTimeout(async () => {
     if (!(await measureRoles())) return;
     document.documentElement.dataset.roles = "measured";
     nameHeads();

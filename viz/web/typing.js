@@ -8,7 +8,7 @@ function typingControls() {
   box.addEventListener("keyup", followCaret);
   box.addEventListener("click", followCaret);
   const examples = [["This run’s text", textOfIds(D.model.ids)]];
-  for (const text of D.model.examples ?? []) examples.push([beginning(text), text]);
+  for (const text of D.model.examples ?? []) examples.push([firstWords(text), text]);
   examples.unshift(["Empty", ""]);
   const button = ([name, text]) =>
     make("button", {type: "button", onclick: () => startFrom(text)}, make("bdi", {}, name));
@@ -17,7 +17,7 @@ function typingControls() {
 }
 
 // How a text begins, on one line.
-function beginning(text) {
+function firstWords(text) {
   const line = Array.from(text.trim().replace(/\s+/g, " "));
   return line.slice(0, 24).join("") + (line.length > 24 ? "…" : "");
 }
