@@ -390,11 +390,12 @@ def test_logits_that_are_no_numbers_are_refused(page):
 
 def tokenizer_of(kind, request):
     """A tokenizer for every kind that the page rebuilds, and both patterns of a BPE."""
+    with_long_s = [*TRAINING_TEXT, "\u017ftill \u017ftone \u017ftand " * 99]
     makers = {
         "char": lambda: tk.CharTokenizer("".join(sorted({*NASTY, "\u00e9", "\u0301"})), True),
         "byte": tk.ByteTokenizer,
-        "bpe gpt2": lambda: tk.train_bpe(TRAINING_TEXT, 290, "gpt2"),
-        "bpe gpt4": lambda: tk.train_bpe(TRAINING_TEXT, 290, "gpt4"),
+        "bpe gpt2": lambda: tk.train_bpe(with_long_s, 290, "gpt2"),
+        "bpe gpt4": lambda: tk.train_bpe(with_long_s, 290, "gpt4"),
         "gpt2": lambda: request.getfixturevalue("gpt2"),
     }
     return makers[kind]()
@@ -406,7 +407,7 @@ def test_ids_are_pythons_on_hostile_unicode(page, kind, request):
     U+3000 in several surroundings; a long run.
     """
     tokenizer, rng = tokenizer_of(kind, request), random.Random(0)
-    told_texts = ["", NASTY, "<|endoftext|>", "\ufeff\u0085\u2028", "IT'S it\u017f I'\u017f"]
+    told_texts = ["", NASTY, "<|endoftext|>", "\ufeff\u0085\u2028", "IT'S it\u017f I'\u017ftone"]
     told_texts += [adversarial(rng) for _ in range(1000)]
     for place in range(rng.randrange(10), 0x3000, 10):
         one = chr(place)
