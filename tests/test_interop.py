@@ -186,6 +186,14 @@ def missing(folder):
     change(folder, lambda weights: weights.pop("transformer.h.1.mlp.c_fc.bias"))
 
 
+def no_embeddings(folder):
+    change(folder, lambda weights: weights.pop("transformer.wte.weight"))
+
+
+def flat_embeddings(folder):
+    change(folder, lambda weights: weights.update({"transformer.wte.weight": torch.tensor(1.0)}))
+
+
 def too_many(folder):
     change(folder, lambda weights: weights.update({"score.weight": torch.zeros(2, 16)}))
 
@@ -248,6 +256,8 @@ def edit_json(path, **changes):
         (nan, "ln_f.weight: 16 of its 16 numbers are NaN"),
         (other_shape, "wpe.weight is 31 x 16, by the configuration it must be 32 x 16"),
         (missing, "h.1.mlp.c_fc.bias is missing"),
+        (no_embeddings, "wte.weight is missing among the weights"),
+        (flat_embeddings, "wte.weight is no table of embeddings, its shape is ()"),
         (too_many, "there is no place for 'score.weight'"),
         (whole_numbers, "numbers of type I32"),
         (path_upwards, "'../model.safetensors', which is no file of its own folder"),
