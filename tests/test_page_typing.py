@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     shape = SHAPES["llama"] | {"context_length": CONTEXT}
     model = opinionated(vocab_size=len(SYMBOLS), **shape)
     ids = tokenizer.encode(FIRST).tolist()
-    living = put_into_page(model, tokenizer, ids, 10**7, ["on it, and", HOSTILE])
+    living = put_into_page(model, tokenizer, ids, 10**7, examples=["on it, and", HOSTILE])
     maps = read_text(model, ids, tokenizer.decode_bytes)
     roles = measure_roles(maps, induction_scores(model))
     path = tmp_path_factory.mktemp("typing") / "page.html"
@@ -236,6 +236,14 @@ def test_the_caret_and_the_chosen_token_go_together(page):
     page.keyboard.type("s")
     page.wait_for_function("() => shown.typed === 'the cats sat'")
     assert shown_now(page)["query"] == 7
+    page.hover("#reader [data-unit='2']")
+    assert shown_now(page)["query"] == 2
+    page.keyboard.type("s")  # while the mouse rests on the text
+    page.wait_for_function("() => shown.typed === 'the catss sat'")
+    page.wait_for_timeout(100)
+    assert shown_now(page)["query"] == 8
+    page.keyboard.press("Backspace")
+    page.wait_for_function("() => shown.typed === 'the cats sat'")
     page.focus("#reader")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")

@@ -12,7 +12,11 @@ class Reader {
       if (unit !== undefined) onpick(Number(unit), event.type === "click");
     };
     root.addEventListener("pointerover", (event) => {
-      if (event.pointerType === "mouse") pick(event);
+      // Where the mouse did not move, the text was filled in under it.
+      const moved = event.screenX !== this.x || event.screenY !== this.y;
+      this.x = event.screenX;
+      this.y = event.screenY;
+      if (event.pointerType === "mouse" && moved) pick(event);
     });
     root.addEventListener("click", pick);
     root.addEventListener("keydown", (event) => {

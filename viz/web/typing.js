@@ -2,7 +2,7 @@
 
 function typingControls() {
   if (!MODEL) return;
-  $("typing").hidden = false;
+  $("typing").hidden = $("type-into").hidden = false;
   const box = $("typed");
   box.addEventListener("input", () => readText(box.value));
   box.addEventListener("keyup", followCaret);
@@ -102,7 +102,9 @@ function textAround() {
     const t = tokenBefore(start);
     leftOut.set(t, (leftOut.get(t) ?? "") + shown.typed.slice(start, end));
   }
-  return {before: shown.from ? textOfIds(shown.all.slice(0, shown.from)) : "", leftOut};
+  const first = Math.max(0, shown.from - 1000);
+  const before = textOfIds(shown.all.slice(first, shown.from));
+  return {before: first ? `…${before}` : before, leftOut};
 }
 
 function typingShow() {
