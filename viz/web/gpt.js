@@ -164,27 +164,27 @@ function erf(x) {
   return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
 }
 
+const silu = (x) => x / (1 + Math.exp(-x));
 const ACTIVATIONS = {
   gelu: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
   gelu_exact: (x) => 0.5 * x * (1 + erf(x * Math.SQRT1_2)),
   relu2: (x) => x > 0 ? x * x : 0,
-  silu: (x) => x / (1 + Math.exp(-x)),
+  silu,
+  swiglu: (x, gate) => silu(gate) * x,
 };
 
 // What each token does by itself, in a wider space: project(gelu(up x)), or with swiglu project(silu(gate x) * up x).
 function* mlp(model, name, x_BTD, n, written) {
-  const {config} = model;
-  const h_BTF = new Float32Array(n * config.d_mlp);
+  const {mlp: kind, d_mlp} = model.config;
+  const h_BTF = new Float32Array(n * d_mlp);
   yield* linear(model, `${name}.up`, x_BTD, n, h_BTF);
-  if (config.mlp === "swiglu") {
-    const gate = new Float32Array(h_BTF.length);
-    yield* linear(model, `${name}.gate`, x_BTD, n, gate);
-    for (let i = 0; i < h_BTF.length; i++) h_BTF[i] *= ACTIVATIONS.silu(gate[i]);
-  } else {
-    const activation = ACTIVATIONS[config.mlp];
-    for (let i = 0; i < h_BTF.length; i++) h_BTF[i] = activation(h_BTF[i]);
+  const gate_BTF = kind === "swiglu" ? new Float32Array(n * d_mlp) : h_BTF;
+  if (kind === "swiglu") yield* linear(model, `${name}.gate`, x_BTD, n, gate_BTF);
+  const activation = ACTIVATIONS[kind];
+  for (let start = 0; start < n * d_mlp; start += d_mlp) {
+    for (let i = start; i < start + d_mlp; i++) h_BTF[i] = activation(h_BTF[i], gate_BTF[i]);
+    yield;
   }
-  yield;
   yield* linear(model, `${name}.project`, h_BTF, n, written);
 }
 
