@@ -22,6 +22,7 @@ import attention_map
 import viz
 from benchmarks import page as benchmark
 from data import tokenizer as tk
+from data.patterns import GPT2
 from model.attention import Mask, explicit_attention
 from model.config import ModelConfig
 from model.generate import next_distribution, next_token
@@ -431,6 +432,13 @@ def test_ids_are_pythons_on_hostile_unicode(page, kind, request):
     ids = list(range(tokenizer.vocab_size))[-300:]
     pieces = page.evaluate("(ids) => ids.map((id) => Array.from(tokenizer.piece(id)))", ids)
     assert [bytes(piece) for piece in pieces] == [tokenizer.decode_bytes([id]) for id in ids]
+
+
+def test_a_piece_that_is_a_token_is_one_even_where_no_pairs_lead_to_it(page):
+    tokenizer = tk.BPETokenizer("bpe", GPT2, [*tk.ALL_BYTES, b"abc"])
+    found = page.evaluate("(spec) => makeTokenizer(spec).encode('abc,abcd').ids", tokenizer.spec())
+    assert found == tokenizer.encode("abc,abcd").tolist()
+    assert found[0] == 256
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe gpt2"])

@@ -174,6 +174,9 @@ def test_what_if_is_pytorchs(browser, llama):
         with ablate_heads(model, [(0, 1), *attention]):
             both = (loss_of(model).mean() - whole.mean()).item()
         assert shown_as(page.inner_text("#lost-difference"), both)
+        page.click('[data-part="heads 0.1"]')
+        page.wait_for_selector('[data-part="heads 0.1"][aria-checked="true"]')
+        assert shown_as(page.inner_text("#lost-difference"), alone)
         for view in ("flow", "overview", "lens", "text"):
             page.click(f"#tab-{view}")
             assert page.locator("#changed").is_visible()
@@ -321,6 +324,11 @@ def test_flow_is_pytorchs(browser, tmp_path, name, t, layer, head):
         assert_vectors(
             vectors_in(page, "#flow-way > .box")[-2:], [("normed", features), ("logits", logits)]
         )
+        variance = streams(model)[-1, t].var(correction=0)
+        if config.norm == "rmsnorm":
+            variance = streams(model)[-1, t].square().mean()
+        told = page.locator("#flow-way > .box .words", has_text="Norm: ").inner_text()
+        assert f" divided by {(variance + config.norm_eps).sqrt():.3f}," in told
         start = [("embedding", model.embed.weight[IDS[t]].detach())]
         if config.bigrams:
             pair = ((IDS[t - 1] if t else 0) * 256 + IDS[t]) % config.bigrams

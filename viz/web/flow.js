@@ -162,6 +162,7 @@ function flowDraw(focus = null) {
   const {head} = flow;
   const {n_layer} = MODEL.config;
   flow.text.show(t, null);
+  revealToken(flow.text, t);
   $("flow-token").replaceChildren(token(labelAt(t)), ` token ${t} of ${shown.reading.n}`);
   $("flow-head").value = `${flow.layer}.${head}`;
   $("flow-back").disabled = t === 0;
@@ -174,6 +175,14 @@ function flowDraw(focus = null) {
   );
   flowLetters();
   if (focus) $(focus).focus();
+}
+
+// Scroll a reader, and nothing else, so that a token is seen.
+function revealToken({root, spans}, t) {
+  const [outside, inside] = [root, spans[t]].map((element) => element.getBoundingClientRect());
+  if (inside.top < outside.top || inside.bottom > outside.bottom) {
+    root.scrollTop += inside.top - outside.top - root.clientHeight / 2;
+  }
 }
 
 function flowLetters() {

@@ -123,7 +123,9 @@ function whatIfControls() {
     );
     const mlp = partButton("mlps", layer, `Layer ${layer}, its MLP`, "MLP", "part thinks");
     const whole = make("div", {class: "whole"}, attention, mlp);
-    $("parts").append(make("div", {class: `layer-parts${n_head > 6 ? " many" : ""}`}, make("h3", {}, `Layer ${layer}`), heads, whole));
+    $("parts").append(
+      make("div", {class: `layer-parts${n_head > 6 ? " many" : ""}`}, make("h3", {}, `Layer ${layer}`), heads, whole),
+    );
   }
   RULES.noPositions.source[1] = `${POSITION_KINDS[positions]}`;
   for (const [name, rule] of Object.entries(RULES)) $("rules").append(ruleSwitch(name, rule));
