@@ -157,7 +157,10 @@ def test_a_text_longer_than_the_context_is_read_as_sample_py_reads_it(page, made
     notes = page.locator("#typing-notes").inner_text()
     assert f"{CONTEXT + 1} tokens" in notes
     assert f"all but the last {CONTEXT // 2}" in notes
-    assert page.locator("#reader .outside").inner_text() == text[: -(CONTEXT // 2)]
+    outside = page.locator("#reader .outside")
+    assert outside.inner_text() == text[: -(CONTEXT // 2)]
+    typed(page, "\u202e<c>" + text)
+    assert outside.text_content().startswith("⟨U+202E⟩<c>the cat")
 
 
 def test_an_empty_text_begins_as_sample_py_does(page, made):

@@ -103,7 +103,7 @@ function textAround() {
     leftOut.set(t, (leftOut.get(t) ?? "") + shown.typed.slice(start, end));
   }
   const first = Math.max(0, shown.from - 1000);
-  const before = textOfIds(shown.all.slice(first, shown.from));
+  const before = withLabels(textOfIds(shown.all.slice(first, shown.from)));
   return {before: first ? `…${before}` : before, leftOut};
 }
 
@@ -126,9 +126,9 @@ function typingNotes() {
   if (shown.from) {
     const keep = Math.max(1, Math.floor(MODEL.config.context_length / 2));
     notes.push([
-      `The text has ${shown.all.length} tokens, and the model reads ${MODEL.config.context_length} at once. As in ` +
-        `sample.py, it forgot all but the last ${keep} when they were exceeded, and goes on from there: it reads the ` +
-        `last ${shown.n}. What stands before is pale.`,
+      `The text has ${shown.all.length} tokens, and the model reads ${MODEL.config.context_length} at once. When ` +
+        `they were exceeded it forgot all but the last ${keep}, as in sample.py, and went on from there: now it reads ` +
+        `the last ${shown.n}. What it no longer sees is pale.`,
     ]);
   }
   if (shown.begun && !shown.drawn.length) {
