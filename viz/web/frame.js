@@ -31,7 +31,9 @@ function go(name, focus = false) {
     tab.tabIndex = other === name ? 0 : -1;
     $(other).hidden = other !== name;
   }
-  if (focus) $(`tab-${name}`).focus();
+  const tab = $(`tab-${name}`);
+  $("tabs").scrollLeft = tab.offsetLeft - ($("tabs").clientWidth - tab.offsetWidth) / 2;  // they scroll on narrow screens
+  if (focus) tab.focus();
   redraw();
 }
 
