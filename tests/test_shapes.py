@@ -174,6 +174,7 @@ def checkers():
     ]
 
 
+@pytest.mark.slow
 def test_shapes_are_as_named(checkers):
     assert sorted(set().union(*(checker.wrong for checker in checkers)), key=str) == []
 
