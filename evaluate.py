@@ -185,6 +185,7 @@ def own_split(run: str, checkpoint, tokenizer, split: str):
     """The ids of a split of the run's data, and its bytes of text. Raises UserError where the data
     is not there, is not what the run has learned from, or is damaged.
     """
+    from data.batches import split_windows
     from data.dataset import Dataset
 
     data = checkpoint.config["data"]["data"]
@@ -201,8 +202,10 @@ def own_split(run: str, checkpoint, tokenizer, split: str):
     dataset.check_content(tokenizer.vocab_size)
     if n_batch := checkpoint.config.get("run", {}).get("eval_batches", 0):
         n_window = n_batch * checkpoint.config["optim"]["batch_size"]
-        note = f"note: this is the whole split; the log's losses are of {n_window:,} windows of it"
-        print(note, file=sys.stderr)
+        context_length = checkpoint.config["model"]["context_length"]
+        if n_window < len(split_windows(dataset.tokens[split], context_length)):
+            part = f"{n_window:,} windows of it"
+            print(f"note: this is the whole split; the log's losses are of {part}", file=sys.stderr)
     return dataset.tokens[split], dataset.info["splits"][split]["bytes"]
 
 

@@ -221,10 +221,13 @@ def test_bits_per_byte_are_those_of_the_log(tokenizer, n_document, evaluated, tr
     network = make_model(load_tokenizer(data.tokenizer_spec).vocab_size, seed=0)
     wanted = training_evaluation(network.eval(), data, 4, 0)
     config = Config(model=network.config, data=DataConfig(data=str(folder / "data"))).to_dict()
+    config["optim"]["batch_size"] = 1
+    config["run"]["eval_batches"] = 1 if n_document == 1 else 10_000  # more than there are
     checkpoint = Checkpoint(7, network.state_dict(), config, data.tokenizer_spec, data.fingerprint)
     save(checkpoint, folder / "checkpoint.pt")
     evaluated.read()  # what prepare printed
-    _, out, _ = evaluated(str(folder), "--json")
+    _, out, notes = evaluated(str(folder), "--json")
+    assert ("this is the whole split" in notes) == (n_document == 1)
     (measured,) = json.loads(out)["measured"]
     assert measured["loss"] == pytest.approx(wanted["val_loss"], abs=1e-6)
     assert measured["bits_per_byte"] == pytest.approx(wanted["val_bits_per_byte"], abs=1e-6)
