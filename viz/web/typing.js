@@ -127,8 +127,8 @@ function typingNotes() {
     const keep = Math.max(1, Math.floor(MODEL.config.context_length / 2));
     notes.push([
       `The text has ${shown.all.length} tokens, and the model reads ${MODEL.config.context_length} at once. When ` +
-        `they were exceeded it forgot all but the last ${keep}, as in sample.py, and went on from there: now it reads ` +
-        `the last ${shown.n}. What it no longer sees is pale.`,
+        `they were exceeded it forgot all but the last ${keep}, as in sample.py, and went on from there: now it ` +
+        `reads the last ${shown.n}. What it no longer sees is pale.`,
     ]);
   }
   if (shown.begun && !shown.drawn.length) {
