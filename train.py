@@ -42,13 +42,14 @@ def train(config) -> int:
     """
     from ops.session import Session
     from training.trainer import Trainer
-    from viz.probe import cut_probe
+    from viz.probe import Watch, cut_probe
 
     with Session(config) as session:
         trainer = Trainer(session)
         if session.resumed_at is not None and session.processes.is_main:
             cut_probe(session.folder / "attention", session.resumed_at)
         state, optim, run = trainer.state, session.config.optim, session.config.run
+        watch = Watch(*session.to_watch())
         for step in range(state.step, optim.max_steps + 1):
             # First, what `step` updates have made; a resumed run has recorded that already.
             state.step = step
@@ -56,6 +57,9 @@ def train(config) -> int:
             is_evaluated, is_best = False, False
             if not is_recorded and (is_last or is_due(step, run.eval_every)):
                 is_evaluated, is_best = True, evaluate(session, trainer)
+            if not is_recorded and watch.is_due(step, is_evaluated):
+                with session.log.looking(step):
+                    watch.look(step, trainer.model)
             reason = session.stop.reason(state)
             if reason and not (is_evaluated or is_recorded or session.stop.signalled):
                 take_last_look(session, trainer)
@@ -79,16 +83,10 @@ def is_due(step: int, every: int) -> bool:
 
 
 def evaluate(session, trainer) -> bool:
-    """Measure, sample and look at the model as it stands, and record it; whether it is the best."""
-    from viz.probe import save_probe
-
-    state, run = trainer.state, session.config.run
+    """Measure the model as it stands, sample from it, and record both; whether it is the best."""
+    state = trainer.state
     with session.log.phase("evaluate"):
         losses, sample = trainer.evaluate()
-        if run.probe_tokens and session.processes.is_main and not session.processes.is_sharded:
-            text = session.dataset.tokens["val"][: run.probe_tokens].tolist()
-            with session.log.dispensable(f"the snapshot of attention at step {state.step:,}"):
-                save_probe(session.folder / "attention", state.step, trainer.model, text)
         is_best = state.record(losses["val_loss"])
         session.log.evaluation(state.step, losses, sample, is_best)
     return is_best

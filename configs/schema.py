@@ -128,9 +128,9 @@ class RunConfig:
     """Steps between lines of the log."""
     sample_tokens: int = 200
     """Tokens of the sample drawn at each evaluation; 0: none."""
-    probe_tokens: int = 64
-    """Tokens of validation text whose attention is kept at each evaluation, for the page's slider;
-    0: none.
+    probe_tokens: int = 256
+    """Tokens of validation text, as far as the context holds them, whose attention is kept for the
+    page's slider: at step 0, 10, 20, 50, 100, 200, 500 ... and at each evaluation; 0: none.
     """
     wandb: bool = False
     """Report to Weights & Biases too; offline where there is no account (`wandb sync` sends it)."""

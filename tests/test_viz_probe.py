@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from helpers import write_byte_corpus
 from test_viz_maps import tiny_model
 
+from data.dataset import Dataset
+from data.tokenizer import ByteTokenizer
 from viz import probe, roles
 from viz.maps import read_text
-from viz.probe import cut_probe, load_probe, save_probe
+from viz.probe import Watch, cut_probe, load_probe, probe_length, save_probe
 from viz.roles import ROLES, induction_scores, measure_roles
 
 TOKENS = list(b"First: second, third.\nFirst: second, third.\n" * 4)
@@ -123,3 +126,37 @@ def test_window_models_are_measured_within_their_window(tmp_path):
     assert found.uniform[list(ROLES).index("punctuation")] == pytest.approx(
         np.mean([x for x in shares if 0 < x < 1]), abs=1e-6
     )
+
+
+def test_the_text_is_as_long_as_the_context_allows():
+    assert probe_length(tiny_model()) == 128
+    assert probe_length(tiny_model(), 64) == 64
+    assert probe_length(tiny_model(context_length=400)) == 256
+    assert probe_length(tiny_model(n_layer=8, n_head=8, context_length=400)) == 181  # 64 heads
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """Makes a Watch of `n_token` tokens over one corpus, into one folder."""
+    data = write_byte_corpus(tmp_path / "data", "A title.\n" + "Anna: so.\nBeth: no.\n" * 99)
+    return lambda n_token: Watch(tmp_path / "a", Dataset(data), ByteTokenizer(), n_token)
+
+
+def test_a_run_is_watched_early_and_at_evaluations(watch):
+    due = [step for step in range(3001) if watch(64).is_due(step, is_evaluated=step == 7)]
+    assert due == [0, 7, 10, 20, 50, 100, 200, 500, 1000, 2000]
+    assert not watch(0).is_due(0, is_evaluated=True)
+
+
+def test_a_run_that_goes_on_is_watched_on_the_same_text(watch, tmp_path):
+    model = tiny_model(context_length=48)
+    watch(256).look(0, model)
+    found = load_probe(tmp_path / "a", bytes)
+    assert len(found.tokens) == 48
+    assert b"".join(found.pieces).startswith((b"Anna: so.\nBeth: no.", b"Beth: no.\nAnna: so."))
+    # As a version before this one left it: the first tokens of the split.
+    save_probe(tmp_path / "a", 10, model, TOKENS[:20])
+    (tmp_path / "a" / "step-000000011.npz").write_bytes(b"damaged")
+    watch(256).look(20, model)
+    found = load_probe(tmp_path / "a", bytes)
+    assert (found.steps, found.tokens) == ([10, 20], TOKENS[:20])

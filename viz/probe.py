@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.dataset import Dataset
+from data.excerpt import choose_excerpt
+from data.tokenizer import Tokenizer
 from model.attention import Mask
 from model.gpt import GPT
 from viz.maps import Decode, read_text
@@ -25,11 +28,15 @@ from viz.roles import (
     target_weight,
 )
 
-MAX_TOKENS = 128
+MAX_TOKENS = 256
 MAX_SNAPSHOT = 1 << 20
 """Weights in one snapshot; a model with many heads is probed on fewer tokens."""
 MAX_FOLDER = 16 << 20
 """Bytes of all snapshots together; beyond, those that stand closest in time are dropped."""
+EARLY = (1, 2, 5)
+"""Beside evaluations a run is looked at after this many steps, times 10, 100, 1000 ...: roles form
+early, and half of what happens to a loss happens in the first tenth of a run.
+"""
 _FIELDS = ("tokens", "window", "weights", "scores", "uniform", "entropy")
 
 
@@ -67,6 +74,69 @@ def _snapshots(folder: Path) -> dict[int, Path]:
     }
 
 
+def is_early(step: int) -> bool:
+    """Whether `step` is 0 or one of 10, 20, 50, 100, 200, 500, 1,000 ...
+
+    >>> [step for step in range(1100) if is_early(step)]
+    [0, 10, 20, 50, 100, 200, 500, 1000]
+    """
+    while step >= 100 and step % 10 == 0:
+        step //= 10
+    return step == 0 or step in [10 * early for early in EARLY]
+
+
+class Watch:
+    """Looks at a run while it learns: one text of its validation split, into `folder`.
+
+    The text is what `choose_excerpt` finds, of at most `n_token` tokens (0: nothing is looked at);
+    a run that goes on is watched on the text that it began with.
+    """
+
+    def __init__(self, folder: Path, dataset: Dataset, tokenizer: Tokenizer, n_token: int):
+        self.folder, self.dataset, self.tokenizer = folder, dataset, tokenizer
+        self.n_token = n_token
+        self.tokens: list[int] = []
+
+    def is_due(self, step: int, is_evaluated: bool) -> bool:
+        """Whether there is to be a snapshot at `step`."""
+        return self.n_token > 0 and (is_evaluated or is_early(step))
+
+    def look(self, step: int, model: GPT) -> None:
+        """Save the attention of `model` as it stands."""
+        if not self.tokens:
+            n_token = probe_length(model, self.n_token)
+            split = self.dataset.tokens["val"]
+            known = _saved_tokens(self.folder)
+            self.tokens = known or choose_excerpt(split, self.tokenizer, n_token)
+        save_probe(self.folder, step, model, self.tokens)
+
+
+def _saved_tokens(folder: Path) -> list[int]:
+    """The text of the latest snapshot in a folder that can be read; none where there is none."""
+    for _, path in sorted(_snapshots(folder).items(), reverse=True):
+        if (found := _read(path)) is not None:
+            return found["tokens"].tolist()
+    return []
+
+
+def _read(path: Path) -> dict[str, np.ndarray] | None:
+    """What a snapshot's file holds; None where it is damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            return {name: file[name] for name in _FIELDS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def probe_length(model: GPT, n_token: int = MAX_TOKENS) -> int:
+    """How many tokens `model` is probed on: `n_token`, as far as its context and the bounds above
+    allow, and 1 at the least.
+    """
+    config = model.config
+    n_fitting = int((2 * MAX_SNAPSHOT / (config.n_layer * config.n_head)) ** 0.5)
+    return max(1, min(n_token, MAX_TOKENS, config.context_length, n_fitting))
+
+
 def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> None:
     """Write the attention of `model` (eager, not wrapped) over the start of `tokens`, and its
     heads' role scores, to step-N.npz.
@@ -75,12 +145,10 @@ def save_probe(folder: Path, step: int, model: GPT, tokens: Sequence[int]) -> No
     most MAX_TOKENS tokens are read, `folder` keeps to MAX_FOLDER bytes, and a file is there whole
     or not at all.
     """
-    n_heads = model.config.n_layer * model.config.n_head
-    n_token = min(MAX_TOKENS, model.config.context_length, int((2 * MAX_SNAPSHOT / n_heads) ** 0.5))
     was_training = model.training
     model.eval()
     # Training that has lost its way is recorded too: what is no number becomes 0.
-    start = list(tokens)[: max(1, n_token)]
+    start = list(tokens)[: probe_length(model)]
     maps = read_text(model, start, lambda ids: b"")
     induction = induction_scores(model)
     model.train(was_training)
@@ -133,11 +201,8 @@ def load_probe(folder: Path, decode: Decode) -> Probe | None:
     """
     loaded: dict[int, dict[str, np.ndarray]] = {}
     for step, path in sorted(_snapshots(Path(folder)).items()):
-        try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                loaded[step] = {name: file[name] for name in _FIELDS}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-            continue
+        if (found := _read(path)) is not None:
+            loaded[step] = found
     if not loaded:
         return None
     last = loaded[max(loaded)]

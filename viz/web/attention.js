@@ -3,11 +3,11 @@
 //
 //     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_head)) V
 //
-// Arrays are flat. q holds (T, H, K): the query of token t in head h begins at (t * n_head + h) * d_head.
-// k and v hold (T, G, K), G heads of keys and values, each for n_head / G heads of queries.
+// Arrays are flat. q holds (T, H, K): the query of token t in head h begins at (t * n_head + h) * d_head. k and v hold
+// (T, G, K), G heads of keys and values, each for n_head / G heads of queries.
 
-// Turn n scores into weights, in place: exp(x_i) / sum_j exp(x_j). The row's maximum is taken off first, which changes nothing in the
-// quotient and keeps every exponential between 0 and 1.
+// Turn n scores into weights, in place: exp(x_i) / sum_j exp(x_j). The row's maximum is taken off first, which changes
+// nothing in the quotient and keeps every exponential between 0 and 1.
 function softmax(scores, n = scores.length) {
   let maximum = -Infinity, total = 0;
   for (let s = 0; s < n; s++) if (scores[s] > maximum) maximum = scores[s];
@@ -19,19 +19,21 @@ function softmax(scores, n = scores.length) {
   return scores;
 }
 
-// [first, end): the keys, of n in all, that the query at position t may look at. It sees those before it and itself, or, where it is
-// let look ahead, all; and with a window those nearer than the window alone.
+// [first, end): the keys, of n in all, that the query at position t may look at. It sees those before it and itself,
+// or, where it is let look ahead, all; and with a window those nearer than the window alone.
 function mayLook({config}, changes, t, n) {
   const end = changes.lookAhead ? n : t + 1;
   if (!config.window) return [0, end];
   return [Math.max(0, t - config.window + 1), Math.min(end, t + config.window)];
 }
 
-// Scores of the query at position t against the keys [first, end) in one head, written to scores[0 ...]: q k / sqrt(d_head).
-// The product of two vectors of independent entries of variance 1 has variance d_head; the division brings it back to 1.
+// Scores of the query at position t against the keys [first, end) in one head, written to scores[0 ...]: q k /
+// sqrt(d_head). The product of two vectors of independent entries of variance 1 has variance d_head; the division
+// brings it back to 1.
 function attentionScores({config}, {q, k}, changes, head, t, first, end, scores) {
   const {d_head, n_head, n_key_head} = config;
-  const query = (t * n_head + head) * d_head, keyHead = Math.floor(head / (n_head / n_key_head));
+  const query = (t * n_head + head) * d_head;
+  const keyHead = Math.floor(head / (n_head / n_key_head));
   const root = changes.unscaled ? 1 : Math.sqrt(d_head);
   for (let s = first; s < end; s++) {
     const key = (s * n_key_head + keyHead) * d_head;
@@ -43,7 +45,8 @@ function attentionScores({config}, {q, k}, changes, head, t, first, end, scores)
 
 // The sum of the values of the tokens [first, end), each times its weight, written to out[start ...].
 function weightedSum({config}, {v}, head, first, end, weights, out, start) {
-  const {d_head, n_head, n_key_head} = config, keyHead = Math.floor(head / (n_head / n_key_head));
+  const {d_head, n_head, n_key_head} = config;
+  const keyHead = Math.floor(head / (n_head / n_key_head));
   for (let i = 0; i < d_head; i++) {
     let sum = 0;
     for (let s = first, at = (first * n_key_head + keyHead) * d_head + i; s < end; s++, at += n_key_head * d_head) {
@@ -53,8 +56,8 @@ function weightedSum({config}, {v}, head, first, end, weights, out, start) {
   }
 }
 
-// One query in one head: its weights go to `weights`, what it takes of the values to out[start ...]. A head that is switched off puts
-// out zeros (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
+// One query in one head: its weights go to `weights`, what it takes of the values to out[start ...]. A head that is
+// switched off puts out zeros (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
 function explicitAttention(model, rows, changes, layer, head, t, n, weights, out, start) {
   if (changes.heads.includes(`${layer}.${head}`)) {
     out.fill(0, start, start + model.config.d_head);
@@ -88,7 +91,8 @@ function headWeights(model, reading, layer, head, t) {
 
 // What the head puts out for token t, before the projection: out_BHTK at (head, t), d_head numbers.
 function headMix(model, reading, layer, head, t) {
-  const out = new Float32Array(model.config.d_head), weights = new Float32Array(reading.n);
+  const out = new Float32Array(model.config.d_head);
+  const weights = new Float32Array(reading.n);
   explicitAttention(model, reading.layers[layer], reading.changes, layer, head, t, reading.n, weights, out, 0);
   return out;
 }

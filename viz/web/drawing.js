@@ -74,7 +74,7 @@ function thumbnail(canvas, matrix, n, forbidden) {
   context.drawImage(picture(matrix, n, forbidden, shade, 96), 0, 0, side, side);
 }
 
-const TICKS = Object.entries({0: "0", 0.01: "1", 0.1: "10", 0.3: "30", 1: "100 %"});
+const TICKS = [[0, "0"], [0.01, "1"], [0.1, "10"], [0.3, "30"], [1, "100 %"]];
 function legends() {
   for (const legend of document.querySelectorAll("[data-legend]"))
     ramp(legend, TICKS, Math.sqrt);

@@ -1,13 +1,18 @@
 // The frame: tabs, head picker, theme, and what happens when another text is shown.
 
 // Name -> {tab: its name on the tab, show: draws it when it is opened and whenever another reading is shown, bar: which
-// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}. Each view's
-// HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is the tabs'.
+// of the bar's controls it has ("head", "source", "words"), living: whether it needs the model in the page}.
+// Each view's HTML is a file of its name, in which a <section role="tabpanel"> has its name as id; the files' order is
+// that of the tabs.
 const VIEWS = {
+  flow: {tab: "Flow", show: flowShow, bar: [], living: true},
   overview: {tab: "Overview", show: overviewGrid, bar: []},
   head: {tab: "Head", show: headShow, bar: ["head", "words"]},
+  write: {tab: "Write", show: writeShow, bar: [], living: true},
   text: {tab: "Text", show: textShow, bar: ["head", "source", "words"]},
   equation: {tab: "Equation", show: equationShow, bar: ["head"]},
+  what_if: {tab: "What if", show: whatIfShow, bar: [], living: true},
+  lens: {tab: "Lens", show: lensShow, bar: [], living: true},
   learning: {tab: "Learning", show: learningShow, bar: []},
 };
 const viewNames = Array.from(document.querySelectorAll("main > section"), (section) => section.id).filter(
@@ -17,14 +22,18 @@ const viewNames = Array.from(document.querySelectorAll("main > section"), (secti
 // Open a view.
 function go(name, focus = false) {
   if (state.view === "learning" && name !== "learning") play(false);
+  if (state.view === "write" && name !== "write") writing(false);
   state.view = name;
+  document.documentElement.dataset.view = name;
   for (const other of viewNames) {
     const tab = $(`tab-${other}`);
     tab.setAttribute("aria-selected", other === name);
     tab.tabIndex = other === name ? 0 : -1;
     $(other).hidden = other !== name;
   }
-  if (focus) $(`tab-${name}`).focus();
+  const tab = $(`tab-${name}`);
+  $("tabs").scrollLeft = tab.offsetLeft - ($("tabs").clientWidth - tab.offsetWidth) / 2;  // they scroll on narrow screens
+  if (focus) tab.focus();
   redraw();
 }
 
@@ -38,6 +47,8 @@ function redraw() {
   $("pick").value = state.head;
   $("about").textContent = roleSentence(HEADS[state.head]);
   $("facts").textContent = facts().join(" · ");
+  showBanner();
+  typingShow();
   show();
 }
 
@@ -98,8 +109,7 @@ function barControls() {
   };
 }
 
-function start() {
-  state.query = shown.n - 1;
+async function start() {
   $("theme").onclick = () => {
     setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
     legends();
@@ -113,8 +123,15 @@ function start() {
   headViews();
   textControls();
   equationControls();
+  flowControls();
+  whatIfControls();
+  lensControls();
   learningControls();
-  go(HEADS.length === 1 ? "head" : "overview");
+  typingControls();
+  writeControls();
+  if (MODEL) await reread(firstText());
+  state.query = shown.n - 1;
+  go(HEADS.length === 1 ? "head" : MODEL ? "text" : "overview");
 }
 
 start();

@@ -79,3 +79,15 @@ function kindOf(character) {
   if (/[\p{White_Space}\x1c-\x1f]/u.test(character)) return "space";
   return /[\p{L}\p{N}\p{M}'\u2019_\ufffd]/u.test(character) ? "word" : "sign";
 }
+
+// Text as it reads, with labels in place of what can't be seen or would rearrange its neighbours.
+function withLabels(text) {
+  const seen = (character) => character in SIGNS || !UNSEEN.test(character);
+  return Array.from(text, (character) => (seen(character) ? character : labelOfText(character))).join("");
+}
+
+// The label of text that is no token. A half of a pair of code units has none of its own.
+function labelOfText(text) {
+  const half = /^[\ud800-\udfff]$/.test(text);
+  return half ? `⟨U+${hex(text.charCodeAt(0), 4)}⟩` : label(new TextEncoder().encode(text));
+}

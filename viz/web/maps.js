@@ -32,6 +32,8 @@ class MapView {
   }
   set(matrix, n, labels, forbidden, index) {
     Object.assign(this, {matrix, n, labels, forbidden, index});
+    this.query = this.query === null ? null : Math.min(this.query, n - 1);
+    this.key = this.key === null ? null : Math.min(this.key, n - 1);
     this.image = picture(matrix, n, forbidden, index);
     const longest = Math.max(...labels.map((label) => [...label].length));
     this.longest = Math.round(Math.min(96, Math.max(34, 9 * longest + 10)));

@@ -1,12 +1,13 @@
 "use strict";
 // Where a token stands: what model/positions.py does, with its names.
 //
-// Four ways to tell: a learned table, sines and cosines, rotation, or nothing.
-// PyTorch computes angles in float32, so Math.fround rounds to float32 wherever it does.
+// Four ways to tell: a learned table, sines and cosines, rotation, or nothing. PyTorch computes angles in float32, so
+// Math.fround rounds to float32 wherever it does.
 
 // position / base^(2 i / width) for i = 0 ... width/2 - 1.
 function angles(position, width, base = 10000) {
-  const angle = new Float64Array(width / 2), log = Math.fround(-Math.log(base));
+  const angle = new Float64Array(width / 2);
+  const log = Math.fround(-Math.log(base));
   for (let i = 0; i < width / 2; i++) {
     const exponent = Math.fround(2 * i / width);
     const frequency = Math.fround(Math.exp(Math.fround(log * exponent)));
@@ -29,7 +30,8 @@ function sinusoid(position, dModel) {
 function rotate(x, start, width, {cos, sin}) {
   const half = width / 2;
   for (let i = 0; i < half; i++) {
-    const left = x[start + i], right = x[start + half + i];
+    const left = x[start + i];
+    const right = x[start + half + i];
     x[start + i] = left * cos[i] - right * sin[i];
     x[start + half + i] = right * cos[i] + left * sin[i];
   }
@@ -42,7 +44,8 @@ function addPosition({config, weights}, x, start, position) {
     const table = weights["positions.table.weight"];
     for (let i = 0; i < d; i++) x[start + i] += table[position * d + i];
   } else if (config.positions === "sinusoidal") {
-    const encoding = sinusoid(position, d), scale = 0.02 * Math.sqrt(2);  // the embeddings' standard deviation is 0.02
+    const encoding = sinusoid(position, d);
+    const scale = 0.02 * Math.sqrt(2);  // the embeddings' standard deviation is 0.02
     for (let i = 0; i < d; i++) x[start + i] += scale * encoding[i];
   }
 }

@@ -22,13 +22,18 @@ const shown = {
   words: D.words,  // of each token, the number of its word
   wordTokens: D.wordTokens,
   losses: D.losses,  // of each token but the first, in nats
+  loss: null,  // their mean
   uniform: D.roles.uniform,  // what a head that looks everywhere alike would score in each role
   // [label, probability] of the five tokens most expected behind token t, the likeliest first; null where unknown.
   predicted: (t) => D.predictions[t] ?? null,
   // Where the page carries the model:
-  ids: [],  // read by the model, of `all` those from number `from` on
+  ids: [],  // read by the model: of `all`, which is the whole text, those from number `from` on
   all: [],
   from: 0,
+  typed: "",  // the text that `all` begins with, as it was typed
+  begun: 0,  // how many tokens stand in front of it, where the model began by itself
+  unknown: [],  // [start, end] of what in it the tokenizer doesn't know
+  drawn: [],  // what was written behind it since: [{id, ...}], see write.js
   pieces: [],  // bytes of each token
   changes: NO_CHANGES,  // what of the model is switched off
   reading: null,  // with these changes
@@ -62,9 +67,11 @@ function commonRows(before, next) {
 
 let latest = 0;
 
-// Have the model read the tokens `all` from number `from` on, with `changes`, and show that. Between slices of the work
-// the page goes on; where another call comes meanwhile, this one ends without effect. True where its reading is shown.
-async function reread({all = shown.all, from = shown.from, changes = shown.changes}) {
+// Have the model read the tokens `all` from number `from` on, with `changes`, and show that, with what else `next` has
+// of the fields of `shown`. Between slices of the work the page goes on; where another call comes meanwhile, this one
+// ends without effect. True where its reading is shown.
+async function reread(next) {
+  const {all, from, changes} = {...shown, ...next};
   const mine = ++latest;
   const slices = {milliseconds: 8, stopped: () => mine !== latest};
   const ids = all.slice(from);
@@ -73,8 +80,9 @@ async function reread({all = shown.all, from = shown.from, changes = shown.chang
   const changed = JSON.stringify(changes) !== JSON.stringify(NO_CHANGES);
   const plain = found && changed ? await readSliced(MODEL, ids, NO_CHANGES, shown.plain, slices) : found;
   if (!plain || mine !== latest) return false;
-  shown.replace(readingShown(all, from, changes, found, plain));
+  shown.replace({...next, ...readingShown(all, from, changes, found, plain)});
   document.documentElement.dataset.reading = "no";
+  measureSoon();
   return true;
 }
 
@@ -83,7 +91,14 @@ async function changeModel(changes) {
   if (await reread({changes})) redraw();
 }
 
-const pieceOf = (id) => TOKENIZER.piece(id);
+// The text that is read, as it stands in the box: what was typed and what was written behind it.
+const wholeText = () => shown.typed + textOfIds(shown.drawn.map(({id}) => id));
+
+// The text that the page was made with.
+const firstText = () => ({all: D.model.ids, from: 0, typed: textOfIds(D.model.ids), begun: 0, unknown: [], drawn: []});
+
+// No bytes for an id that the model has and the tokenizer doesn't.
+const pieceOf = (id) => TOKENIZER.piece(id) ?? new Uint8Array(0);
 const textsOfIds = new Map();
 function tokenTexts(id) {
   if (!textsOfIds.has(id)) textsOfIds.set(id, labelAndText(pieceOf(id)));
@@ -108,6 +123,7 @@ function readingShown(all, from, changes, found, plain) {
     tokens: ids.map(tokenTexts),
     wordTokens: wordPieces.map((part) => labelAndText(joined(part))),
     losses: lossOf(found).each,
+    loss: lossOf(found).mean,
     predicted: (t) => mostExpected(found, t, 5),
     changes,
     reading: found,

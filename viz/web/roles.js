@@ -40,18 +40,37 @@ function queriesOf(target, n) {
   return {rows, uniform: rows.length ? uniform / rows.length : null};
 }
 
-// Role scores, entropy and name of every head of HEADS, on what is shown.
-function measureRoles() {
-  const {n, ids, pieces} = shown;
+// Role scores, entropy and name of every head of HEADS, on what is shown. Between heads the page goes on; where another
+// text is shown meanwhile, nothing is changed, and false comes back.
+async function measureRoles() {
+  const {n, ids, pieces, reading} = shown;
   const targets = roleTargets(ids, pieces);
   const queries = D.roles.names.map((name) => targets[name] && queriesOf(targets[name], n));
-  shown.uniform = queries.map((found, i) => (found ? found.uniform : D.roles.uniform[i]));
+  const uniform = queries.map((found, i) => (found ? found.uniform : D.roles.uniform[i]));
+  const measured = [];
   for (const h of HEADS) {
     const matrix = weights(h);
-    h.roles = queries.map((found, i) => (found ? targetWeight(matrix, n, found.rows) : h.measured[i]));
-    h.entropy = meanEntropy(matrix, n);
-    h.called = nameRole(h.roles, shown.uniform);
+    const roles = queries.map((found, i) => (found ? targetWeight(matrix, n, found.rows) : h.measured[i]));
+    measured.push({roles, entropy: meanEntropy(matrix, n), called: nameRole(roles, uniform)});
+    await nextTurn();
+    if (shown.reading !== reading) return false;
   }
+  shown.uniform = uniform;
+  HEADS.forEach((h, i) => Object.assign(h, measured[i]));
+  return true;
+}
+
+// Roles are measured when no key has come for a moment: they are no part of what must follow at once.
+let rolesTimer = 0;
+function measureSoon() {
+  clearTimeout(rolesTimer);
+  document.documentElement.dataset.roles = "old";
+  rolesTimer = setTimeout(async () => {
+    if (!(await measureRoles())) return;
+    document.documentElement.dataset.roles = "measured";
+    nameHeads();
+    if (state.view === "overview") overviewRoles();
+  }, 150);
 }
 
 function targetWeight(matrix, n, rows) {

@@ -12,7 +12,11 @@ class Reader {
       if (unit !== undefined) onpick(Number(unit), event.type === "click");
     };
     root.addEventListener("pointerover", (event) => {
-      if (event.pointerType === "mouse") pick(event);
+      // Where the mouse did not move, the text was filled in under it.
+      const moved = event.screenX !== this.x || event.screenY !== this.y;
+      this.x = event.screenX;
+      this.y = event.screenY;
+      if (event.pointerType === "mouse" && moved) pick(event);
     });
     root.addEventListener("click", pick);
     root.addEventListener("keydown", (event) => {
@@ -25,7 +29,10 @@ class Reader {
     });
   }
   fill() {
+    const {before, leftOut} = textAround();
     this.root.replaceChildren();
+    if (before) this.root.append(make("span", {class: "outside", "aria-hidden": "true"}, before));
+    this.markLeftOut(leftOut.get(-1));
     this.spans = Array.from({length: unitCount()}, (_, unit) => {
       const text = textOf(unit);
       const label = labelOf(unit);
@@ -41,9 +48,17 @@ class Reader {
         span.classList.add("sign");
       this.root.append(span);
       if (text.includes("\n")) this.root.append(make("br"));
+      for (let t = firstToken(unit); t <= lastToken(unit); t++) this.markLeftOut(leftOut.get(t));
       return span;
     });
   }
+
+  // What the tokenizer doesn't know stands where it was typed, struck out.
+  markLeftOut(text) {
+    if (!text) return;
+    for (const character of text) this.root.append(make("del", {"aria-hidden": "true"}, labelOfText(character)));
+  }
+
   show(unit, row) {
     this.current = unit;
     this.spans.forEach((span, s) => {

@@ -1,8 +1,9 @@
 "use strict";
 // Text to token ids and back, as data/tokenizer.py does it: characters, bytes, and byte-pair encoding.
 //
-// Every kind gives the ids that Python gives. What has none is left out, and the caller is told where it stood: characters that a
-// character model doesn't know, and halves of surrogate pairs, which are no characters (Python refuses such a text as a whole).
+// Every kind gives the ids that Python gives. What has none is left out, and the caller is told where it stood:
+// characters that a character model doesn't know, and halves of surrogate pairs, which are no characters (Python
+// refuses such a text as a whole).
 
 const SEPARATOR_TEXT = "<|endoftext|>";  // how the id that stands between two documents is printed
 
@@ -39,7 +40,8 @@ function leaveOut(text, knows) {
 
 // One id per distinct character of a corpus, in code point order.
 function charKind({symbols}) {
-  const characters = Array.from(symbols), idOf = new Map(characters.map((character, id) => [character, id]));
+  const characters = Array.from(symbols);
+  const idOf = new Map(characters.map((character, id) => [character, id]));
   return {
     pieces: characters.map((character) => new TextEncoder().encode(character)),
     knows: (character) => idOf.has(character),
@@ -58,11 +60,12 @@ function byteKind() {
 
 // ---------- byte-pair encoding (Sennrich et al. 2016), over bytes as in GPT-2 ----------
 
-// Bytes are held as a string of characters below 256, so that a Map finds them: `tokens` of the description are base64, and `atob`
-// makes such strings.
+// Bytes are held as a string of characters below 256, so that a Map finds them: `tokens` of the description are base64,
+// and `atob` makes such strings.
 function bpeKind({pattern, tokens}) {
   const byteStrings = tokens.split(" ").map(atob);
-  const ranks = new Map(byteStrings.map((token, rank) => [token, rank])), cuts = new RegExp(translated(pattern), "gu");
+  const ranks = new Map(byteStrings.map((token, rank) => [token, rank]));
+  const cuts = new RegExp(translated(pattern), "gu");
   const bytesOf = (token) => Uint8Array.from(token, (character) => character.charCodeAt(0));
   return {
     pieces: byteStrings.map(bytesOf),
@@ -77,28 +80,35 @@ function byteString(word) {
   return text;
 }
 
-// The pattern that cuts text before any pair is merged, in JavaScript's way of writing regular expressions. data/patterns.py has those
-// that are used; three things in them are written otherwise here.
+// The pattern that cuts text before any pair is merged, in JavaScript's way of writing regular expressions.
+// data/patterns.py has those that are used; three things in them are written otherwise here.
 function translated(pattern) {
   return pattern
-    // Possessive repeats (`++`, `?+`) give nothing back. In these patterns nothing that a plain repeat gave back could match what comes
-    // next: no letter follows \p{L}+, and only white space could be given back before `$`.
+    // Possessive repeats (`++`, `?+`) give nothing back. In these patterns nothing that a plain repeat gave back could
+    // match what comes next: no letter follows \p{L}+, and only white space could be given back before `$`.
     .replace(/([+*?])\+/g, "$1")
     // White space as Unicode has it. JavaScript's \s counts U+FEFF and doesn't count U+0085.
     .replace(/\\s/g, "\\p{White_Space}")
     .replace(/\\S/g, "\\P{White_Space}")
     // Either case of each letter; older browsers don't know (?i:...).
-    .replace(/\(\?i:([^)]*)\)/g, (_, inner) => `(?:${inner.replace(/\[(\w+)\]|\w/g, (one, set) => `[${bothCases(set ?? one)}]`)})`);
+    .replace(/\(\?i:([^)]*)\)/g, (_, inner) => `(?:${inner.replace(/\[\w+\]|\w/g, bothCases)})`);
 }
 
-// A long s is a lower case of S too, as far as case goes in Unicode.
-const bothCases = (letters) => Array.from(letters, (letter) => letter + letter.toUpperCase() + (letter === "s" ? "\u017f" : "")).join("");
+// A class of letters, or one letter, as a class with both cases of each. A long s is a lower case of S too, as far as
+// case goes in Unicode.
+function bothCases(letters) {
+  const each = letters.replace(/\w/g, (letter) => letter + letter.toUpperCase() + (letter === "s" ? "\u017f" : ""));
+  return each.startsWith("[") ? each : `[${each}]`;
+}
 
-// The ids of one piece of text: as long as two neighbours together are a token, those of the lowest rank are merged, of several the
-// leftmost. `ranks` has the id of every token, which is its rank.
+// The ids of one piece of text: as long as two neighbours together are a token, those of the lowest rank are merged, of
+// several the leftmost. `ranks` has the id of every token, which is its rank.
 function mergePairs(piece, ranks) {
   if (ranks.has(piece)) return [ranks.get(piece)];
-  const n = piece.length, ends = new Int32Array(n), before = new Int32Array(n), heap = [];
+  const n = piece.length;
+  const ends = new Int32Array(n);
+  const before = new Int32Array(n);
+  const heap = [];
   // A part begins at byte `start`, ends before byte ends[start], and the part left of it begins at before[start].
   const rankOf = (start) => ends[start] < n ? ranks.get(piece.slice(start, ends[ends[start]])) : undefined;
   const offer = (start) => {
@@ -111,8 +121,10 @@ function mergePairs(piece, ranks) {
   }
   for (let i = 0; i < n; i++) offer(i);
   while (heap.length) {
-    const lowest = heapPop(heap), start = lowest % PLACES;
-    if (ends[start] === 0 || rankOf(start) !== Math.floor(lowest / PLACES)) continue;  // merged away, or grown since it was offered
+    const lowest = heapPop(heap);
+    const start = lowest % PLACES;
+    if (ends[start] === 0) continue;  // merged into the part left of it
+    if (rankOf(start) !== Math.floor(lowest / PLACES)) continue;  // it or its neighbour has grown since
     const middle = ends[start];
     ends[start] = ends[middle];
     ends[middle] = 0;
@@ -138,7 +150,8 @@ function heapPush(heap, number) {
 }
 
 function heapPop(heap) {
-  const lowest = heap[0], number = heap.pop();
+  const lowest = heap[0];
+  const number = heap.pop();
   let i = 0;
   for (let child = 1; child < heap.length; child = 2 * i + 1) {
     if (child + 1 < heap.length && heap[child + 1] < heap[child]) child++;
