@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from benchmarks.experiments.common import (
     SMALL,
     Experiment,
@@ -47,14 +45,11 @@ def run(setting: Setting) -> Finding:
             each["best"].append(min(curve))
             each["last"].append(curve[-1])
         found[f"dropout {share}"] = each
-    without, *others = found.values()
-    best_of_all = min(others, key=lambda each: float(np.median(each["best"])))
-    verdict = judge(
-        [
-            ("without dropout unread text gets worse", *is_below(without["best"], without["last"])),
-            ("with dropout its best is lower", *is_below(best_of_all["best"], without["best"])),
-        ]
-    )
+    without = next(iter(found.values()))
+    told = [("without dropout unread text gets worse", *is_below(without["best"], without["last"]))]
+    for name, each in list(found.items())[1:]:
+        told.append((f"{name} ends lower", *is_below(each["last"], without["last"])))
+    verdict = judge(told)
     rows = [
         {
             "variant": name,
@@ -77,6 +72,6 @@ EXPERIMENT = Experiment(
     "overfit",
     "a single page, with dropout 0, 0.2 and 0.4",
     "On a single page the loss of unread text falls, then rises while the page is learned by "
-    "heart; with dropout it gets lower.",
+    "heart; dropout keeps it from rising.",
     run,
 )
