@@ -54,7 +54,9 @@ class Options:
     loss becomes.
     """
     max_mb: float = 15.0
-    """Largest page to write, in megabytes."""
+    """Largest page to write, in megabytes. The model is in it where it fits."""
+    recorded: bool = False
+    """Leave the model out of the page: it shows this one text."""
 
 
 def choose_tokens(options: Options, model, tokenizer, probe) -> list[int]:
@@ -177,10 +179,12 @@ def default_out(options: Options, folder: Path) -> Path:
     return folder / ("-".join(["attention", *parts]) + suffix)
 
 
-def check_paths(out: Path, json_file: str, show: str) -> None:
+def check_paths(out: Path, json_file: str, show: str, recorded: bool = False) -> None:
     """Raise UserError where something can't be written as named."""
     if out.suffix not in (".html", ".png", ".svg"):
         raise UserError(f"--out is {out}; it must end in .html, .png or .svg")
+    if out.suffix != ".html" and recorded:
+        raise UserError(f"--recorded is about a page, and --out is the picture {out}: leave it out")
     if out.suffix == ".html" and show != "maps":
         raise UserError(
             f"--show {show} draws a picture: give --out FILE.png or FILE.svg, not {out}"
@@ -225,6 +229,28 @@ def draw(folder: Path, out: Path, show: str, shown, measured, watched, curve) ->
         )
 
 
+def write_page(options: Options, out: Path, run: tuple, ids: list[int], *shown) -> None:
+    """Write the page, with the model in it where it can be; where it can't, a line says why. `run`
+    is its model, tokenizer and checkpoint, `shown` what `render_page` takes up to the curve.
+    """
+    from viz import living, page
+
+    model, tokenizer, checkpoint = run
+    limit = int(options.max_mb * 1e6)
+    alive, why = None, ""
+    if not options.recorded:
+        folder = Path(checkpoint.config["data"]["data"])
+        examples = living.example_texts(folder, tokenizer, model.config.context_length)
+        try:
+            beside = page.beside_numbers()
+            alive = living.put_into_page(model, tokenizer, ids, limit, beside, examples)
+        except ValueError as error:
+            why = f"note: the page shows this one text: {error}"
+    write_text(out, page.render_page(*shown, limit, alive))
+    if why:
+        print(why, file=sys.stderr)
+
+
 def page_facts(config, step: int, curve: list[tuple[int, float, float]]) -> list[str]:
     """What stands under the page's title."""
     shape = f"{config.n_layer} layers of {config.n_head} heads, width {config.d_model}"
@@ -257,7 +283,7 @@ def main() -> int:
     options = parse_options(Options, config=(tyro.conf.OmitArgPrefixes,))
     folder = Path(options.run) if Path(options.run).is_dir() else Path(options.run).parent
     out = Path(options.out) if options.out else default_out(options, folder)
-    check_paths(out, options.json, options.show)
+    check_paths(out, options.json, options.show, options.recorded)
 
     # Only now what is slow to import: --help and mistakes are answered at once.
     from ops.drawing import explained
@@ -273,7 +299,7 @@ def look(options: Options, folder: Path, out: Path) -> None:
 
     from ops.checkpoint import open_run, what_is_read
     from ops.device import default_threads
-    from viz import maps, page, probe, roles
+    from viz import maps, probe, roles
 
     # Read the run and the text.
     torch.set_num_threads(default_threads())
@@ -295,8 +321,8 @@ def look(options: Options, folder: Path, out: Path) -> None:
     if out.suffix == ".html":
         title = folder.resolve().name
         facts = page_facts(model.config, checkpoint.step, curve)
-        limit = int(options.max_mb * 1e6)
-        write_text(out, page.render_page(shown, measured, title, facts, watched, curve, limit))
+        run = (model, tokenizer, checkpoint)
+        write_page(options, out, run, ids, shown, measured, title, facts, watched, curve)
     else:
         draw(folder, out, options.show, shown, measured, watched, curve)
     size = f"{len(shown.layers)} layers x {len(shown.heads)} heads x {len(ids):,} tokens"

@@ -4,18 +4,23 @@ python evaluate.py runs/shakespeare-char
 python evaluate.py runs/one runs/two --text book.txt --stride 64
 """
 
+from __future__ import annotations
+
 import json
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from data.command_line import parse_options
 from data.prompts import read_utf8, split_lines
 from errors import UserError, run_command
+
+if TYPE_CHECKING:
+    from training.scoring import Score
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class Options:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """One or two run folders (best.pt, else checkpoint.pt) or checkpoint files."""
     text: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """File of a text, UTF-8; may be given several times; - reads standard input. Default: a split
-    of the run's own data.
+    """File of a text, UTF-8; may be given several times, and is then measured each alone and all
+    together; - reads standard input. Default: a split of the run's own data.
     """
     split: Literal["val", "train"] | None = None
     """Which split, where no text is given; default: val, whole."""
@@ -70,14 +75,14 @@ def main() -> int:
     if len(results) == 2:
         differences = [compare(*pair) for pair in zip(*results, strict=True)]
     if options.json:
-        plain = [{k: v for k, v in row.items() if k != "pieces"} for r in results for row in r]
+        plain = [{k: v for k, v in row.items() if k != "score"} for r in results for row in r]
         print(json.dumps({"measured": plain, "differences": differences}, indent=2))
         return 0
     for row in (row for result in results for row in result):
         print(
             f"{row['run']}, {row['text']}: loss {row['loss']:.4f} a token, "
             f"perplexity {row['perplexity']:,.2f}, {row['bits_per_byte']:.4f} bits per byte "
-            f"({row['tokens']:,} tokens, {row['bytes']:,} bytes)"
+            f"({row['tokens']:,} tokens, {row['bytes']:,.0f} bytes)"
         )
     for row in differences:
         print(difference_text(options.runs, row))
@@ -93,12 +98,14 @@ def read_text(name: str) -> str:
 
 
 def measure(options: Options, run: str, texts: list[tuple[str, str]]) -> list[dict]:
-    """What `run` makes of each text, or of a split of its data where there is none."""
+    """What `run` makes of each text, and of several together, or of a split of its data where there
+    is none. Raises FloatingPointError where its losses are no numbers.
+    """
     import torch
 
-    from ops.checkpoint import open_run, what_is_read
+    from ops.checkpoint import find, open_run, what_is_read
     from ops.device import autocast, default_threads, resolve_device
-    from training.scoring import bits_of_pieces, first_bytes, text_digest, token_losses
+    from training.scoring import pooled, score, text_digest
 
     device = resolve_device(options.device)
     torch.set_num_threads(default_threads())
@@ -107,36 +114,42 @@ def measure(options: Options, run: str, texts: list[tuple[str, str]]) -> list[di
     limit = model.config.context_length
     if options.stride > limit:
         raise UserError(f"--stride is {options.stride}; {run} reads {limit:,} tokens at once")
+    stride = options.stride or limit
     named = [(name, encode(text, name, run, tokenizer), len(text.encode())) for name, text in texts]
     split = options.split or "val"
     named = named or [(f"{split} split", *own_split(run, checkpoint, tokenizer, split))]
+    about = {
+        "run": run,
+        "checkpoint": str(find(run)),
+        "step": checkpoint.step,
+        "stride": stride,
+    }
     rows = []
     for name, tokens, n_byte in named:
         with autocast(device, precision_of(options.precision, checkpoint, device)):
-            losses = token_losses(model, tokens, options.stride or limit, options.batch_size)
-        loss = float(losses.mean())
-        if not math.isfinite(loss):
-            raise FloatingPointError("the model's loss is not finite")
-        begins = first_bytes(tokenizer, tokens, n_byte)
-        n_scored = n_byte - int(begins[1])
-        bits = float(losses.sum()) / math.log(2)
-        rows.append(
-            {
-                "run": run,
-                "text": name,
-                "tokens": len(losses),
-                "bytes": n_scored,
-                "loss": loss,
-                "perplexity": math.exp(min(loss, 700.0)),
-                "bits_per_byte": bits / n_scored,
-                "all_bytes": n_byte,
-            }
-        )
+            found = score(model, tokenizer, tokens, n_byte, stride, options.batch_size)
+        rows.append({**about, "text": name, **_figures(found), "all_bytes": n_byte})
         if len(options.runs) > 1:
-            rows[-1]["pieces"] = bits_of_pieces(losses, begins, n_byte)
             # A text is the same for both runs, splits of their own need not be.
             rows[-1]["sha256"] = None if texts else text_digest(tokenizer, tokens)
+    if len(rows) > 1:
+        found = pooled([row["score"] for row in rows])
+        n_byte = sum(row["all_bytes"] for row in rows)
+        name = f"all {len(rows)} texts"
+        rows.append({**about, "text": name, **_figures(found), "all_bytes": n_byte})
     return rows
+
+
+def _figures(found: Score) -> dict:
+    """What is told of a score, and the score."""
+    return {
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+        "loss": found.loss,
+        "perplexity": math.exp(min(found.loss, 700.0)),
+        "bits_per_byte": found.bits_per_byte,
+        "score": found,
+    }
 
 
 def precision_of(asked: str, checkpoint, device: str) -> str:
@@ -172,6 +185,7 @@ def own_split(run: str, checkpoint, tokenizer, split: str):
     """The ids of a split of the run's data, and its bytes of text. Raises UserError where the data
     is not there, is not what the run has learned from, or is damaged.
     """
+    from data.batches import split_windows
     from data.dataset import Dataset
 
     data = checkpoint.config["data"]["data"]
@@ -188,8 +202,10 @@ def own_split(run: str, checkpoint, tokenizer, split: str):
     dataset.check_content(tokenizer.vocab_size)
     if n_batch := checkpoint.config.get("run", {}).get("eval_batches", 0):
         n_window = n_batch * checkpoint.config["optim"]["batch_size"]
-        note = f"note: this is the whole split; the log's losses are of {n_window:,} windows of it"
-        print(note, file=sys.stderr)
+        context_length = checkpoint.config["model"]["context_length"]
+        if n_window < len(split_windows(dataset.tokens[split], context_length)):
+            part = f"{n_window:,} windows of it"
+            print(f"note: this is the whole split; the log's losses are of {part}", file=sys.stderr)
     return dataset.tokens[split], dataset.info["splits"][split]["bytes"]
 
 
@@ -199,12 +215,12 @@ def compare(one: dict, other: dict) -> dict:
     """
     from training.scoring import paired_difference
 
-    n_byte = one["all_bytes"]
-    if one["sha256"] != other["sha256"]:
+    if one.get("sha256") != other.get("sha256"):
         raise UserError(
             f"{one['run']} and {other['run']} have different data: compare them on one --text"
         )
-    difference, error = paired_difference(one["pieces"], other["pieces"], n_byte)
+    pieces, others = one["score"], other["score"]
+    difference, error = paired_difference(pieces.pieces, others.pieces, pieces.sizes)
     return {"text": one["text"], "difference": difference, "standard_error": error}
 
 

@@ -77,6 +77,8 @@ class File:
     """opens it for a pass"""
     is_named: bool = True
     """by the user, not found in a folder"""
+    is_jsonl: bool = False
+    """known to be JSON Lines, whatever `--format` says: it was written here"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class Corpus:
         self.first_broken = ""
         """Where the first broken row was that the latest pass skipped, and what was wrong."""
         self.encoding = encoding or "utf-8"
-        self.name = "+".join(Path(without_suffix(source.name)).stem for source in sources)[:80]
+        stems = (Path(without_suffix(source.name)).stem for source in sources)
+        self.name = "+".join(stems).replace(":", "-")[:80]  # of a dataset's split
         self.events: Counter[str] = Counter()
         """What the policy did in the latest pass, in words, and how often."""
         self.records: list[dict] = []
@@ -220,6 +223,8 @@ class Corpus:
 
     def _syntax(self, file: File, head: bytes) -> Syntax:
         """How the text of a file is written. UserError for CSV without --field."""
+        if file.is_jsonl:
+            return Syntax("jsonl")
         if self.format == "text":
             return TEXT
         bom, encoding = self._encoding_of(head)
@@ -246,6 +251,8 @@ class Corpus:
 
     def _count_syntax(self, file: File, syntax: Syntax, head: bytes) -> None:
         """Note what a file's name does not say."""
+        if file.is_jsonl:
+            return
         if syntax.kind in ("json", "jsonl") and suffix_of(file) not in (".jsonl", ".ndjson"):
             name = "JSON" if syntax.kind == "json" else "JSON Lines"
             self.events[f"files recognised as {name}, of which {self.field!r} is read"] += 1

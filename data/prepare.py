@@ -74,7 +74,8 @@ PRESET_OF = {
 BATCH = 256  # texts that the cores share out among themselves, where encoding needs them all
 CORPUS_HELP = (
     f"{', '.join(CORPORA)}, or paths: text, JSON Lines, JSON, Parquet, CSV (with --field), any of "
-    "them gzipped, folders, - for standard input"
+    "them gzipped, folders, - for standard input, hf:OWNER/NAME[/CONFIGURATION][:SPLIT] for a "
+    "dataset of huggingface.co (with the package datasets; split train unless named)"
 )
 
 

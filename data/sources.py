@@ -1,4 +1,4 @@
-"""Where documents come from: named corpora, files, folders and standard input.
+"""Where documents come from: named corpora, files, folders, standard input and datasets by name.
 
 In a folder, files of a kind that is not read (archives, PDF) or with a NUL byte in their first
 8,000 are taken for binary and skipped, unless they are Parquet or begin with a byte-order mark.
@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import io
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -20,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from data import plays
+from data import hub, plays
 from data.compression import Compression, unpacked
 from data.containers import HEAD_BYTES, Container, recognise, refuse
-from data.documents import BOMS, Corpus, File, Source, is_parquet, reading
+from data.documents import BOMS, DEFAULT_FIELD, Corpus, File, Source, is_parquet, reading
 from data.names import CORPORA, INDUCTION, SHAKESPEARE, STDLIB, TINYSHAKESPEARE
 from data.random_words import random_words
 from errors import UserError
@@ -44,11 +45,21 @@ def open_corpus(
     format: str = "auto",
     skip_broken: bool = False,
 ) -> Corpus:
-    """The corpus of the given names and paths, in their order. UserError for a name that is
-    neither.
+    """The corpus of the given names and paths, in their order; a dataset's column is copied at
+    once. UserError for a name that is none of them.
     """
-    sources = [NAMED[name]() if name in NAMED else _from_path(name) for name in names]
+    sources = [_open(name, field or DEFAULT_FIELD) for name in names]
     return Corpus(sources, field, encoding, format, skip_broken)
+
+
+def _open(name: str, field: str) -> Source:
+    if name in NAMED:
+        return NAMED[name]()
+    if name.startswith(hub.PREFIX) and not Path(name).exists():
+        copy = hub.copy_column(name, field)
+        file = File(name, name, copy.tell(), partial(_rewound, copy), is_jsonl=True)
+        return Source(name, [file])
+    return _from_path(name)
 
 
 # --- paths ---
@@ -63,8 +74,11 @@ def _from_path(name: str) -> Source:
             return _folder(path.resolve().name, path)
         if path.is_file():
             return Source(path.name, [_file(path, path.name)])
+    looks_published = re.fullmatch(r"[\w-]+/[\w-]+", name)
+    dataset = f"; {hub.PREFIX}{name} is the dataset of that name" if looks_published else ""
     raise UserError(
         f"no corpus, file or folder named {name!r}; the named corpora are {', '.join(CORPORA)}"
+        f"{dataset}"
     )
 
 

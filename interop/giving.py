@@ -106,6 +106,9 @@ def _write_weights(
     # GPT-2's format has biases everywhere: those that the run lacks are zeros.
     whole = dataclasses.replace(config, bias=True) if form is gpt2 else config
     groups = by_source(form.places(whole))
+    placed = {part for group in groups.values() for part, _ in group}
+    if strange := sorted(weights.keys() - placed - {"unembed.weight"}):  # that is the embedding's
+        raise UserError(f"{origin} can't be exported: {form.NAME} has no place for {strange[0]}")
 
     def ours(name: str) -> Tensor:
         if name in weights:

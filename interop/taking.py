@@ -50,7 +50,7 @@ def take_in(name: str, out: Path, tokenizer_from: str = "") -> list[str]:
     nothing written, where it can't be read or is of another kind.
     """
     source = open_source(name)
-    n_row = source.weights.shape(source.places["embed.weight"].name)[0]
+    n_row = count_rows(source)
     is_gpt2 = source.kind != "llama"
     tokenizer = find_tokenizer(source.folder, tokenizer_from, is_gpt2, n_row, source.end)
     if n_row < tokenizer.vocab_size:
@@ -79,6 +79,17 @@ def take_in(name: str, out: Path, tokenizer_from: str = "") -> list[str]:
             f"tokenizer ({tokenizer.kind}) has no more ids"
         )
     return [*source.notes, _summary(source, tokenizer, weights, out)]
+
+
+def count_rows(source: Source) -> int:
+    """Of the embeddings. Raises UserError where there are none."""
+    name = source.places["embed.weight"].name
+    if name not in source.weights.names():
+        raise UserError(f"{source.folder}: {name} is missing among the weights")
+    shape = source.weights.shape(name)
+    if len(shape) != 2 or not shape[0]:
+        raise UserError(f"{source.folder}: {name} is no table of embeddings, its shape is {shape}")
+    return shape[0]
 
 
 def _start(source: Source, tokenizer: Tokenizer) -> dict[str, int]:

@@ -41,13 +41,13 @@ class Weights(Protocol):
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without what surrounding programs put before it.
+    """A tensor's name without what surrounding programs put before it, in any order.
 
-    >>> plain_name("_orig_mod.transformer.h.0.ln_1.weight")
+    >>> plain_name("module._orig_mod.transformer.h.0.ln_1.weight")
     'h.0.ln_1.weight'
     """
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
+    while name.startswith(PREFIXES):
+        name = name.partition(".")[2]
     return name
 
 

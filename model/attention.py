@@ -144,6 +144,14 @@ class CausalSelfAttention(nn.Module):
         projected = (project(x_BTD) for project in (self.query, self.key, self.value))
         return tuple(y.unflatten(-1, (-1, self.config.d_head)).transpose(1, 2) for y in projected)
 
+    def attend_in_groups(
+        self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Mask, dropout: float
+    ) -> Tensor:
+        """out_BHTK, where a head of keys and values serves a group of heads of queries."""
+        n_query = self.config.n_head // self.config.n_key_head
+        k_BHSK, v_BHSK = (x.repeat_interleave(n_query, 1) for x in (k_BGSK, v_BGSK))
+        return self.attend(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+
     def forward(
         self,
         x_BTD: Tensor,
@@ -165,11 +173,8 @@ class CausalSelfAttention(nn.Module):
         kept = k_BGTK.to(v_BGTK.dtype), v_BGTK
         if remember is not None:
             kept = remember(*kept)
-        if self.config.n_kv_head:  # a head of keys and values serves a group of heads of queries
-            n_query = self.config.n_head // self.config.n_kv_head
-            kept = kept[0].repeat_interleave(n_query, 1), kept[1].repeat_interleave(n_query, 1)
-        k_BHSK, v_BHSK = kept
+        attend = self.attend_in_groups if self.config.n_kv_head else self.attend
         dropout = self.config.dropout if self.training else 0.0
-        out_BHTK = self.attend(q_BHTK, k_BHSK, v_BHSK, mask, dropout)
+        out_BHTK = attend(q_BHTK, *kept, mask, dropout)
         out_BTD = out_BHTK.transpose(1, 2).reshape(x_BTD.shape)
         return F.dropout(self.project(out_BTD), dropout)

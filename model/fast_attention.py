@@ -105,6 +105,26 @@ def _kernel_attention(
     )
 
 
+def attention_of_groups(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Mask, dropout: float = 0.0
+) -> Tensor:
+    """out_BHTK of one query a head (T = 1), where G heads of keys and values serve a group of heads
+    of queries each: the queries of a group meet its keys as if they stood one behind the other.
+
+    To repeat the keys for each head, as the equation does, would copy all that are kept, for every
+    token drawn.
+    """
+    n_key = k_BGSK.shape[2]
+    allowed = None
+    if mask.lengths is not None or 0 < mask.window < n_key:
+        allowed = mask.allowed(1, n_key, device=q_BHTK.device)
+    queries = q_BHTK[:, :, 0].unflatten(1, (k_BGSK.shape[1], -1))
+    out = F.scaled_dot_product_attention(
+        queries, k_BGSK, v_BGSK, attn_mask=allowed, dropout_p=dropout
+    )
+    return out.flatten(1, 2)[:, :, None]
+
+
 def _short_attention(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Mask, dropout: float
 ) -> Tensor:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention import CausalSelfAttention
+from model.attention import Attend, CausalSelfAttention, Mask
+from model.fast_attention import attention_of_groups, fast_attention
 from model.gpt import GPT
 
 Function = Callable[[Tensor], Tensor]
@@ -23,16 +24,18 @@ def prepare_for_sampling(model: GPT, dtype: torch.dtype, slabs: bool = False) ->
     afterwards.
 
     Drawing reads every weight once a token, and memory is what it waits for. So queries, keys and
-    values become one product, and weights are kept in `dtype` (norms, embeddings and softmax stay
-    in float32: to be run under autocast). With `slabs`, for float32 on a CPU, the products are
-    shared out among the threads, see `SlabLinear`. In bfloat16 on a CPU a single token goes without
-    oneDNN, see `one_by_one`. On CUDA attention goes without cuDNN, see `attention_kernels`, and a
-    step may become a graph, see `model.static_decoding`.
+    values become one product, keys that heads share are not copied for each of them, and weights
+    are kept in `dtype` (norms, embeddings and softmax stay in float32: to be run under autocast).
+    With `slabs`, for float32 on a CPU, the products are shared out among the threads, see
+    `SlabLinear`. In bfloat16 on a CPU a single token goes without oneDNN, see `one_by_one`. On CUDA
+    attention goes without cuDNN, see `attention_kernels`, and a step may become a graph, see
+    `model.static_decoding`.
     """
     modules: list[Any] = list(model.modules())
     for module in modules:
         if isinstance(module, CausalSelfAttention):
             _merge_projections(module, dtype, slabs)
+            module.attend_in_groups = without_copies(module)  # type: ignore[assignment, method-assign]
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm):
                 delattr(module, name)
@@ -87,6 +90,17 @@ def _merge_projections(attention: Any, dtype: torch.dtype, slabs: bool) -> None:
     heads = config.n_head, config.n_key_head, config.n_key_head
     attention.projections = functools.partial(projections, product=product, heads=heads)
     del attention.query, attention.key, attention.value
+
+
+def without_copies(attention: CausalSelfAttention) -> Attend:
+    """`attend_in_groups`, of one query a row without a copy of the keys where attention is fast."""
+    copying = attention.attend_in_groups
+
+    def call(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+        is_one = q.shape[2] == 1 and attention.attend is fast_attention
+        return (attention_of_groups if is_one else copying)(q, k, v, mask, dropout)
+
+    return call
 
 
 def _product(layers: list[nn.Linear], dtype: torch.dtype, slabs: bool) -> Function:

@@ -4,13 +4,15 @@ ends in a line.
 
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers import write_byte_corpus
 from test_viz_maps import tiny_model
-from test_viz_page import held, weights
+from test_viz_page import Elements, held, weights
 
 import attention_map
 from configs import Config, DataConfig
@@ -19,6 +21,7 @@ from errors import UserError
 from model.gpt import GPT
 from ops.checkpoint import Checkpoint, load, save
 from viz.maps import read_text
+from viz.page import beside_numbers
 from viz.probe import save_probe
 from viz.roles import ROLES, check_finite, measure_roles
 
@@ -55,8 +58,9 @@ def test_a_page_of_the_runs_own_numbers(run, monkeypatch, capsys):
         {"kind": "eval", "step": 20, "train_loss": 2.5, "val_loss": 2.75},
     ]
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    assert command(monkeypatch, run, "--text", TEXT) == 0
+    assert command(monkeypatch, run, "--text", TEXT, "--recorded") == 0
     data, heads = held((run / "attention.html").read_text(encoding="utf-8"))
+    assert data["model"] is None
     maps = read_text(tiny_model(context_length=48), list(TEXT.encode()), bytes)
     assert np.array_equal(weights(heads["head-1-2"], data), maps.weights(1)[2])
     assert data["title"] == "the run"
@@ -86,6 +90,7 @@ def test_layers_heads_and_a_range_of_tokens(run, monkeypatch, tmp_path):
         "--head",
         "2",
         "0",
+        "--recorded",
         "--out",
         tmp_path / "x.html",
     ]
@@ -99,6 +104,39 @@ def test_layers_heads_and_a_range_of_tokens(run, monkeypatch, tmp_path):
     )
     maps = read_text(tiny_model(context_length=48), list(TEXT.encode())[:21], bytes)
     assert np.array_equal(weights(heads["head-1-2"], data), maps.weights(1)[2])
+
+
+def test_the_model_is_in_the_page(run, monkeypatch, capsys, tmp_path):
+    write_byte_corpus(tmp_path / "data", "To be,\n\nor not to be.\n" * 99)
+    command(monkeypatch, run, "--text", TEXT, "--layer", "1")
+    text = (run / "attention-layer-1.html").read_text(encoding="utf-8")
+    data, heads = held(text)
+    assert heads == {}
+    model = tiny_model(context_length=48)
+    told = data["model"]
+    assert told["config"] == dataclasses.asdict(model.config)
+    assert (told["ids"], told["start"]) == (list(TEXT.encode()), [10])
+    assert told["tokenizer"] == ByteTokenizer().spec()
+    assert told["examples"] == [("or not to be.\nTo be,\n\n" * 3)[:48]]
+    assert len(Elements(text).scripts()["weights"]) > sum(x.numel() for x in model.parameters())
+    assert data["facts"][-1].startswith(
+        f"the model in {told['bits']} bits a weight, which moves no"
+    )
+    assert (data["layers"], data["whole"]) == ([1], False)
+    assert "note" not in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_left_out_and_that_is_said(run, monkeypatch, capsys):
+    monkeypatch.setattr("viz.living.BITS", (16,))
+    limit = (beside_numbers() + 70_000) / 1e6
+    command(monkeypatch, run, "--text", TEXT, "--max-mb", limit)
+    data, heads = held((run / "attention.html").read_text(encoding="utf-8"))
+    assert (data["model"], len(heads)) == (None, 6)
+    assert re.fullmatch(
+        r"note: the page shows this one text: with the model, in 16 bits a weight, it takes "
+        rf"0\.\d MB, 0\.0 MB more than --max-mb {limit:g}",
+        capsys.readouterr().err.splitlines()[1],
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,6 +328,7 @@ def test_validation_data_of_another_tokenizer_is_not_used(run, monkeypatch, tmp_
             "there is no folder nowhere to write a.json to",
         ),
         (["--text", "abc", "--max-mb", "0.1"], "the limit is 0.1 MB"),
+        (["--recorded", "--out", "x.png"], "--recorded is about a page, and --out is the picture"),
     ],
 )
 def test_mistakes_are_named(run, monkeypatch, options, message):

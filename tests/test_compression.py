@@ -80,6 +80,7 @@ def zstd(request, monkeypatch):
     return fake_zstd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.txt", "a.bin", "a.gz", "a.tar.xz", "a"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_compressed_text_is_read_whatever_its_name(kind, name, tmp_path):

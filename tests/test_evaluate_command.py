@@ -6,24 +6,37 @@ import hashlib
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import make_config, make_model, nonsense, read_records, train_here, write_corpus
+from helpers import (
+    SHARED,
+    make_config,
+    make_model,
+    nonsense,
+    read_records,
+    train_here,
+    write_corpus,
+)
 
 import evaluate
 from configs import Config, DataConfig
+from data import prepare
 from data.dataset import Dataset
 from data.foreign import SPACE
-from data.tokenizer import ByteTokenizer, ForeignTokenizer
+from data.tokenizer import ByteTokenizer, ForeignTokenizer, load_tokenizer
 from errors import UserError
 from ops.checkpoint import Checkpoint, load, save
+from training.evaluate import evaluate as training_evaluation
 from training.scoring import (
     PIECE_BYTES,
-    bits_of_pieces,
-    first_bytes,
+    Pieces,
+    Places,
     paired_difference,
+    pooled,
+    score,
     scored_windows,
     text_digest,
     token_losses,
@@ -54,6 +67,7 @@ def evaluated(trained, monkeypatch, capsys):
         out, err = capsys.readouterr()
         return code, out, err
 
+    call.read = capsys.readouterr
     return call
 
 
@@ -84,16 +98,21 @@ def test_losses_are_those_of_a_loop(stride, batch_size, n_token):
         start = 0 if target <= 8 else stride * math.ceil((target - 8) / stride)
         logits = model(torch.tensor(tokens[None, start:target]))[0, -1]
         wanted.append(-logits.log_softmax(-1)[tokens[target]].item())
-    found = token_losses(model, tokens, stride, batch_size)
+    parts = list(token_losses(model, tokens, stride, batch_size))
+    assert max(map(len, parts)) <= 8 * batch_size
+    found = np.concatenate(parts)
     np.testing.assert_allclose(found, wanted, atol=1e-6)  # scored in float32
 
 
 def test_a_piece_has_the_tokens_that_begin_in_it():
     tokens = np.arange(2 * PIECE_BYTES + 5) % 256
     losses = np.arange(len(tokens) - 1.0)
-    begins = first_bytes(ByteTokenizer(), tokens, len(tokens))
+    places, pieces = Places(ByteTokenizer(), tokens, len(tokens)), Pieces(len(tokens))
+    begins = np.concatenate([places.next(part) for part in np.split(tokens, [1, 9, 1500])])
     assert begins.tolist() == list(range(len(tokens)))
-    found = bits_of_pieces(losses, begins, len(tokens))
+    for part in np.split(np.arange(1, len(tokens)), [7, 1200]):
+        pieces.add(losses[part - 1], begins[part])
+    found = pieces.bits
     # 1,026 1/2 bytes each, and the text's first token is not scored.
     first = PIECE_BYTES + 3 - 1
     wanted = [losses[:first].sum(), losses[first:].sum()]
@@ -104,9 +123,11 @@ def test_a_text_that_is_alike_throughout_has_no_error():
     """Whatever is left over where it is cut: a last piece of twice the size would make one."""
     n_byte = 6 * PIECE_BYTES - 24
     begins, losses = np.arange(n_byte), np.full(n_byte - 1, math.log(2))
-    one, other = (bits_of_pieces(k * losses, begins, n_byte) for k in (3, 1))
-    assert len(one) == 5
-    difference, error = paired_difference(one, other, n_byte)
+    one, other = Pieces(n_byte), Pieces(n_byte)
+    one.add(3 * losses, begins[1:])
+    other.add(losses, begins[1:])
+    assert len(one.bits) == 5
+    difference, error = paired_difference(one.bits, other.bits, one.sizes())
     assert difference == pytest.approx(2, rel=1e-3)
     assert error < 1e-3
 
@@ -126,16 +147,34 @@ def test_tokens_that_do_not_add_up_to_the_text_are_stretched():
             return np.array([1, 2, 3])
 
     tokens = np.array([0, 1, 2])
-    assert first_bytes(Other(), tokens, 6).tolist() == [0, 1, 3]
-    assert first_bytes(Other(), tokens, 12).tolist() == [0, 2, 6]
-    assert first_bytes(Other(), tokens, 3).tolist() == [0, 0, 1]
+    for n_byte, begins in ((6, [0, 1, 3]), (12, [0, 2, 6]), (3, [0, 0, 1])):
+        assert Places(Other(), tokens, n_byte).next(tokens).tolist() == begins
 
 
 def test_the_paired_error_by_hand():
     """d = 1, 3, 5: their sum 9, their variance 4, so sqrt(3 x 4) for the sum of three."""
     one, other = np.array([11.0, 23.0, 35.0]), np.array([10.0, 20.0, 30.0])
-    assert paired_difference(one, other, 100) == pytest.approx((0.09, math.sqrt(12) / 100))
-    assert paired_difference(one[:1], other[:1], 10) == (0.1, None)
+    thirds = np.full(3, 100 / 3)
+    assert paired_difference(one, other, thirds) == pytest.approx((0.09, math.sqrt(12) / 100))
+    assert paired_difference(one[:1], other[:1], np.array([10.0])) == (0.1, None)
+    # r = 9 / 100; of pieces of 10, 30 and 60 bytes d - r size is 0.1, 0.3 and -0.4.
+    sizes = np.array([10.0, 30.0, 60.0])
+    error = math.sqrt(3 / 2 * (0.1**2 + 0.3**2 + 0.4**2)) / 100
+    assert paired_difference(one, other, sizes) == pytest.approx((0.09, error))
+
+
+def test_several_texts_pooled_are_their_sums():
+    """And nothing that is kept grows with the tokens."""
+    model = make_model(vocab_size=256, seed=1).eval()
+    texts = [np.arange(n_token) % 256 for n_token in (5, PIECE_BYTES * 2 + 3)]
+    scores = [score(model, ByteTokenizer(), t, len(t), 8, 4) for t in texts]
+    losses = [np.concatenate(list(token_losses(model, t, 8, 4))) for t in texts]
+    found = pooled(scores)
+    assert found.loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-12)
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2), rel=1e-12)
+    assert found.tokens == found.bytes == sum(map(len, losses))
+    assert found.pieces.sum() * math.log(2) == pytest.approx(found.nats, rel=1e-12)
+    assert found.sizes.tolist() == [5, *[PIECE_BYTES + 1.5] * 2]
 
 
 # --- the command ---
@@ -151,9 +190,71 @@ def test_it_agrees_with_the_log(split, evaluated, trained):
     last = [r for r in read_records(trained / "one") if r["kind"] == "eval"][-1]
     if split == "val":
         assert measured["loss"] == pytest.approx(last["val_loss"], abs=1e-6)
-        assert measured["bits_per_byte"] == pytest.approx(last["val_bits_per_byte"], rel=1e-2)
+        assert measured["bits_per_byte"] == pytest.approx(last["val_bits_per_byte"], abs=1e-6)
+        assert measured["step"] == last["step"]
+        assert measured["checkpoint"] == str(Path("one", "best.pt"))
+        assert measured["stride"] == 16
     else:
         assert measured["tokens"] == measured["bytes"] > 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe", "gpt2"])
+@pytest.mark.parametrize("n_document", [1, 9])
+def test_bits_per_byte_are_those_of_the_log(tokenizer, n_document, evaluated, trained, monkeypatch):
+    """What the log has is what training.evaluate finds; of a text whose first token is longer than
+    most, and of documents with separators between them.
+    """
+    if tokenizer == "gpt2" and not (SHARED / "tiktoken_cache").is_dir():
+        pytest.skip("no ../shared/tiktoken_cache")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken_cache"))
+    names = []
+    for i in range(n_document):
+        names.append(str(trained / f"document{i}.txt"))
+        text = f" {'longer' * 9}\n {nonsense(700, seed=i)} caf\u00e9 \U0001f600"
+        Path(names[-1]).write_text(text, encoding="utf-8")
+    folder = trained / f"{tokenizer}{n_document}"
+    size = {"vocab_size": 300} if tokenizer == "bpe" else {}
+    options = {"separator": n_document > 1, "val_fraction": 0.4, "out": folder / "data", **size}
+    assert prepare.prepare(prepare.Options(tuple(names), tokenizer, **options)) == 0
+    data = Dataset(folder / "data")
+    network = make_model(load_tokenizer(data.tokenizer_spec).vocab_size, seed=0)
+    wanted = training_evaluation(network.eval(), data, 4, 0)
+    config = Config(model=network.config, data=DataConfig(data=str(folder / "data"))).to_dict()
+    config["optim"]["batch_size"] = 1
+    config["run"]["eval_batches"] = 1 if n_document == 1 else 10_000  # more than there are
+    checkpoint = Checkpoint(7, network.state_dict(), config, data.tokenizer_spec, data.fingerprint)
+    save(checkpoint, folder / "checkpoint.pt")
+    evaluated.read()  # what prepare printed
+    _, out, notes = evaluated(str(folder), "--json")
+    assert ("this is the whole split" in notes) == (n_document == 1)
+    (measured,) = json.loads(out)["measured"]
+    assert measured["loss"] == pytest.approx(wanted["val_loss"], abs=1e-6)
+    assert measured["bits_per_byte"] == pytest.approx(wanted["val_bits_per_byte"], abs=1e-6)
+    assert measured["step"] == 7
+
+
+@pytest.mark.slow
+def test_several_texts_are_measured_alone_and_together(evaluated, trained):
+    names = ["a.txt", "b.txt"]
+    for seed, name in enumerate(names):
+        (trained / name).write_text(nonsense(1500 + 900 * seed, seed=seed), encoding="utf-8")
+    code, out, _ = evaluated("one", "two", "--text", "a.txt", "--text", "b.txt", "--json")
+    assert code == 0
+    found = json.loads(out)
+    first, second, both = found["measured"][:3]
+    assert [row["text"] for row in found["measured"]] == [*names, "all 2 texts"] * 2
+    assert [row["run"] for row in found["measured"]] == ["one"] * 3 + ["two"] * 3
+    n_token = first["tokens"], second["tokens"]
+    mean = np.average([first["loss"], second["loss"]], weights=n_token)
+    assert both["loss"] == pytest.approx(mean, rel=1e-12)
+    assert both["all_bytes"] == 3900
+    assert [row["text"] for row in found["differences"]] == [*names, "all 2 texts"]
+    apart = both["bits_per_byte"] - found["measured"][5]["bits_per_byte"]
+    assert found["differences"][2]["difference"] == pytest.approx(apart, rel=1e-2)
+    errors = [row["standard_error"] for row in found["differences"]]
+    assert errors[0] is None
+    assert errors[2] > 0
 
 
 @pytest.mark.slow

@@ -372,6 +372,7 @@ def test_a_loop_is_left_with_its_line(tmp_path):
     assert re.match(r"after 0\.2 s it was still at x\.py, line [23]: \S", verdict.lines[0])
 
 
+@pytest.mark.slow
 def test_a_loop_that_swallows_everything_ends_the_process(tmp_path):
     """The one test with a process of its own."""
     body = "    while True:\n        try:\n            x = x + 1\n        except:\n            x\n"

@@ -5,9 +5,13 @@ import copy
 import pytest
 import torch
 from helpers import MODERN
+from torch import Tensor
 from torch.testing import assert_close
 
+from model.attention import Mask, explicit_attention
 from model.cache import KVCache
+from model.config import ModelConfig
+from model.fast_attention import attention_of_groups, fast_attention
 from model.fast_sampling import (
     SlabLinear,
     attention_kernels,
@@ -15,14 +19,17 @@ from model.fast_sampling import (
     prepare_for_sampling,
 )
 from model.generate import generate
+from model.gpt import GPT
 from model.sampling import Sampling
 from ops import device as device_module
 from ops.device import DTYPES, autocast, prefers_slabs
+from viz.record import record_attention
 
+GROUPED = {"n_head": 4, "n_kv_head": 2}
 SHAPES = pytest.mark.parametrize(
     "options",
-    [{}, MODERN, {"window": 3}, {"bias": False}, {"n_kv_head": 1, "d_ff": 9}],
-    ids=["gpt2", "modern", "window", "no bias", "grouped"],
+    [{}, MODERN, {"window": 3}, {"bias": False}, {"n_kv_head": 1, "d_ff": 9}, GROUPED],
+    ids=["gpt2", "modern", "window", "no bias", "one key head", "grouped"],
 )
 LEAD = pytest.mark.parametrize("lead", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (7,)])
 
@@ -106,6 +113,46 @@ def test_the_same_text(maker, tiny, options):
             for m in (model, laid_out(model, threads=2))
         ]
         assert drawn[0] == drawn[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_kv_head", [1, 2, 4])
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("lengths", [None, (7, 2, 5)])
+def test_groups_share_keys_without_copies(n_kv_head, window, lengths):
+    """The equation in float64, its keys repeated; a cache's store is read in part."""
+    q_BHTK = torch.randn(3, 4, 1, 5, dtype=torch.float64)
+    k_BGSK, v_BGSK = torch.randn(2, 3, n_kv_head, 9, 5, dtype=torch.float64)[..., :7, :]
+    mask = Mask(window=window, lengths=lengths)
+    k_BHSK, v_BHSK = (x.repeat_interleave(4 // n_kv_head, 1) for x in (k_BGSK, v_BGSK))
+    expected = explicit_attention(q_BHTK, k_BHSK, v_BHSK, mask)
+    found = attention_of_groups(q_BHTK, k_BGSK, v_BGSK, mask)
+    assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_cached_step_of_groups_copies_no_keys_but_where_it_is_watched(tiny, monkeypatch):
+    """Nor with explicit attention, whose equation has a head of keys for each of queries."""
+    copied = []
+    repeat = Tensor.repeat_interleave
+    monkeypatch.setattr(
+        Tensor, "repeat_interleave", lambda x, *rest: copied.append(1) or repeat(x, *rest)
+    )
+    tokens = torch.randint(11, (2, 6))
+    for attend, expected in ((fast_attention, 0), (explicit_attention, 4)):
+        model = laid_out(
+            GPT(ModelConfig(n_layer=2, d_model=16, context_length=8, **GROUPED), 11, attend)
+        )
+        cache = KVCache(2, 8)
+        model(tokens[:, :5], cache=cache)
+        copied.clear()
+        model(tokens[:, 5:], cache=cache)
+        assert len(copied) == expected
+    copied.clear()
+    with record_attention(model) as record:
+        model(tokens[:, :1], cache=cache)
+    assert len(copied) == 4
+    assert record[0].k.shape[1] == 4
 
 
 @torch.no_grad()

@@ -173,6 +173,7 @@ def evaluations(folder):
     return [r["val_loss"] for r in read_records(folder) if r["kind"] == "eval"]
 
 
+@pytest.mark.slow
 @DEVICES
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_is_the_cpus(where, corpus, tmp_path, optimizer):
@@ -185,6 +186,7 @@ def test_a_run_is_the_cpus(where, corpus, tmp_path, optimizer):
     )
 
 
+@pytest.mark.slow
 @DEVICES
 def test_a_deterministic_run_goes_on_bit_for_bit(where, corpus, tmp_path):
     """In one go, and stopped in the middle and resumed; dropout is on."""
@@ -197,6 +199,7 @@ def test_a_deterministic_run_goes_on_bit_for_bit(where, corpus, tmp_path):
     assert losses(whole) == losses(parts)
 
 
+@pytest.mark.slow
 @DEVICES
 def test_a_checkpoint_goes_on_on_the_cpu(where, corpus, tmp_path):
     """Weights, moments and step move; what follows is the undisturbed run but for rounding."""

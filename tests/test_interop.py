@@ -6,6 +6,8 @@ import json
 import random
 import re
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,10 +21,11 @@ from data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, load_gpt2
 from data.tokenizer_in import read_tokenizer
 from data.tokenizer_out import all_merges, tokenizer_json
 from errors import UserError
-from interop import gpt2, llama
+from interop import gpt2, llama, program
 from interop.giving import choose_format, give_out
 from interop.keys import Keys
 from interop.taking import take_in
+from interop.tracing import write_program
 from model.cache import KVCache
 from model.config import ModelConfig
 from model.generate import generate
@@ -183,6 +186,14 @@ def missing(folder):
     change(folder, lambda weights: weights.pop("transformer.h.1.mlp.c_fc.bias"))
 
 
+def no_embeddings(folder):
+    change(folder, lambda weights: weights.pop("transformer.wte.weight"))
+
+
+def flat_embeddings(folder):
+    change(folder, lambda weights: weights.update({"transformer.wte.weight": torch.tensor(1.0)}))
+
+
 def too_many(folder):
     change(folder, lambda weights: weights.update({"score.weight": torch.zeros(2, 16)}))
 
@@ -245,6 +256,8 @@ def edit_json(path, **changes):
         (nan, "ln_f.weight: 16 of its 16 numbers are NaN"),
         (other_shape, "wpe.weight is 31 x 16, by the configuration it must be 32 x 16"),
         (missing, "h.1.mlp.c_fc.bias is missing"),
+        (no_embeddings, "wte.weight is missing among the weights"),
+        (flat_embeddings, "wte.weight is no table of embeddings, its shape is ()"),
         (too_many, "there is no place for 'score.weight'"),
         (whole_numbers, "numbers of type I32"),
         (path_upwards, "'../model.safetensors', which is no file of its own folder"),
@@ -344,6 +357,45 @@ def test_a_name_that_is_no_folder_costs_a_line(tmp_path, monkeypatch):
         take_in("someone/some-model", tmp_path / "in")
     with pytest.raises(UserError, match=r"there is no \.\./nothing"):
         take_in("../nothing", tmp_path / "in")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_name_is_fetched_through_the_hub(file, tmp_path, monkeypatch):
+    """safetensors alone where there are any, else torch's own format."""
+    import huggingface_hub
+
+    folder = exported(tmp_path, **LLAMA)
+    if file == "pytorch_model.bin":
+        torch.save(load_file(folder / "model.safetensors"), folder / file)
+        (folder / "model.safetensors").unlink()
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, allow_patterns[-1]))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (line,) = take_in("someone/some-model", tmp_path / "in")
+    assert "llama's shape" in line
+    fallback = [("someone/some-model", "pytorch_model*")] if file == "pytorch_model.bin" else []
+    assert asked == [("someone/some-model", "*.safetensors*"), *fallback]
+    before, after = (load(tmp_path / name / "checkpoint.pt").model for name in ("run", "in"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"package huggingface_hub: pip install huggingface_hub"):
+        take_in("someone/some-model", tmp_path / "other")
+
+
+def test_a_file_of_weights_is_read_with_the_configuration_beside_it(tmp_path):
+    folder = exported(tmp_path)
+    file = folder / "weights.safetensors"
+    (folder / "model.safetensors").rename(file)
+    take_in(str(file), tmp_path / "in")
+    before, after = (load(tmp_path / name / "checkpoint.pt").model for name in ("run", "in"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"out holds no config\.json, which says how"):
+        take_in(str(file), tmp_path / "other")
 
 
 # --- tokenizers ---
@@ -525,6 +577,60 @@ def test_models_of_transformers_come_in(transformers, tmp_path):
         ours, _, _ = open_run(tmp_path / f"{name}-run")
         with torch.no_grad():
             assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "bigrams"])
+def test_a_traced_step_is_the_model(name, tmp_path):
+    """Its logits at every place, of two texts, one behind the other, as read back from the file."""
+    shape = SHAPES.get(name, {"bigrams": 7, "window": 5, "positions": "sinusoidal"})
+    write_run(tmp_path / "run", **shape)
+    said = write_program(str(tmp_path / "run"), tmp_path / "step.pt2", 2)
+    assert "step 3, for 2 rows of up to 32 tokens; 256 ids (byte)" in said
+    files = {"tokenizer.json": ""}
+    step = torch.export.load(tmp_path / "step.pt2", extra_files=files).module()
+    (tmp_path / "tokenizer.json").write_text(files["tokenizer.json"], encoding="utf-8")
+    assert read_tokenizer(tmp_path / "tokenizer.json", None).spec() == ByteTokenizer().spec()
+    model, _, _ = open_run(tmp_path / "run")
+    for n_token in (32, 20):
+        tokens = torch.randint(256, (2, n_token))
+        rows = [step(tokens[:, i], torch.tensor([i, i])) for i in range(n_token)]
+        assert_close(torch.stack(rows, 1), model(tokens), rtol=0, atol=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "step.pt2", "tokenizer.json"]
+
+
+DRAW = """
+import sys, torch
+step = torch.export.load("step.pt2").module()
+tokens = [97, 98]
+for i in range(22):
+    logits = step(torch.tensor([tokens[i]]), torch.tensor([i]))
+    tokens += [int(logits[0].argmax())] if i >= 1 else []
+print(tokens, "model" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_needs_torch_alone(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "run", **LLAMA)
+    monkeypatch.chdir(tmp_path)
+    words = ["program", "run", "--out", "step.pt2"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert program.main() == 0
+    assert "wrote step.pt2: " in capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    drawn = generate(open_run("run")[0], [[97, 98]], 21, Sampling(temperature=0))
+    assert done.stdout.strip() == f"{[97, 98, *(row[0] for row in drawn)]} False"
+    with pytest.raises(UserError, match=r"step.pt2 is there: --overwrite replaces it"):
+        program.main()
+    for out, message in (("nowhere/x.pt2", "nowhere is not there: make it"), ("run", "a folder")):
+        words[3] = out
+        with pytest.raises(UserError, match=message):
+            program.main()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "step.pt2"]
 
 
 @pytest.mark.slow

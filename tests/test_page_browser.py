@@ -4,6 +4,7 @@ are the model's.
 
 import re
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -68,12 +69,12 @@ def browser():
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
 
-@pytest.fixture
-def opened(browser, path, request):
-    """A page that must end without an error, a dialog, or a request for anything but itself."""
-    options = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"} | getattr(
-        request, "param", {}
-    )
+@contextmanager
+def open_page(browser, path, ready, **options):
+    """A page that must end without an error, a dialog, or a request for anything but itself. It is
+    open when `ready`, a selector, is there.
+    """
+    options = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"} | options
     context = browser.new_context(**options)
     context.set_default_timeout(15_000)
     page, wrong = context.new_page(), []
@@ -82,11 +83,19 @@ def opened(browser, path, request):
     page.on("request", lambda asked: asked.url != path.as_uri() and wrong.append(asked.url))
     page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
     page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn=yes]", state="attached")
+    page.wait_for_selector(ready, state="attached")
     yield page
     assert page.locator("img").count() == 0
     context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def opened(browser, path, request):
+    """The page of this file, opened with the options of an indirect parameter."""
+    ready = "html[data-drawn=yes]"
+    with open_page(browser, path, ready, **getattr(request, "param", {})) as page:
+        yield page
 
 
 def number(text):

@@ -68,6 +68,7 @@ def test_readme_is_short():
     assert README.count("\n") <= 170
 
 
+@pytest.mark.slow
 def test_the_notebook_snippet_runs(tmp_path, monkeypatch):
     (snippet,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     data = write_corpus(tmp_path / "d", nonsense() + "To be, or not to be BT")

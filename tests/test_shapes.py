@@ -157,8 +157,11 @@ def run_everything(attend, options):
         static = StaticCache(N_ROW, 9, torch.device("cpu"))
         _logits_with_cache(model, [[1] * 7, [2] * 7], static)
     prepare_for_sampling(model, torch.float32)
+    cache = KVCache(N_ROW, 9)
     with checker.watching(T=7, S=7), torch.no_grad():
-        model(tokens)
+        model(tokens, cache=cache)
+    with checker.watching(T=1, S=8), torch.no_grad():
+        model(tokens[:, :1], cache=cache)
     return checker
 
 
@@ -171,6 +174,7 @@ def checkers():
     ]
 
 
+@pytest.mark.slow
 def test_shapes_are_as_named(checkers):
     assert sorted(set().union(*(checker.wrong for checker in checkers)), key=str) == []
 

@@ -54,6 +54,7 @@ def static(n_row, capacity):
     return StaticCache(n_row, capacity, CPU)
 
 
+@pytest.mark.slow
 @PROMPTS
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_the_same_logits(tiny, monkeypatch, prompts, positions, options):
     assert_close(again, logits, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context_length", [1, 2, 3, 12])
 @pytest.mark.parametrize("attend", [explicit_attention, fast_attention])
 def test_the_same_logits_in_float32(tiny, monkeypatch, context_length, attend):

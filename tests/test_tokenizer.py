@@ -330,6 +330,7 @@ def adversarial(rng: random.Random) -> str:
     return "".join(rng.choices(pieces, k=rng.randrange(2, 60)))
 
 
+@pytest.mark.slow
 def test_safe_cuts_are_where_the_patterns_cut(bpe):
     patterns = [regex.compile(GPT2_PATTERN), regex.compile(bpe.pattern)]
     rng, n_cuts = random.Random(0), 0
@@ -365,6 +366,7 @@ def test_chunks_give_the_tokens_of_the_whole(kind, size, request):
         ] == tokenizer._encoding.encode_ordinary(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "gpt2"])
 def test_chunks_of_real_text(kind, request, shakespeare):
     tokenizer = request.getfixturevalue(kind)
@@ -425,6 +427,7 @@ def test_long_runs_give_the_same_tokens_in_chunks_and_whole(
     assert n_cut > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["ac", " ", "\n"])
 @pytest.mark.parametrize("kind", ["bpe", "gpt2"])
 def test_a_run_of_any_length_has_ids(run, kind, request):

@@ -66,7 +66,7 @@ def test_the_same_picture_is_the_same_bytes(tmp_path):
 
 def test_forbidden_cells_are_hatched_and_zero_is_not(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: drawn.append(figure))
     maps = tiny_maps("abcd", window=2).select([0], [0])
     figures.draw_maps(maps, measure_roles(maps), "title", tmp_path / "x.png")
     panel = drawn[0].axes[0]

@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import re
 import zlib
+from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -91,7 +93,7 @@ def test_sixteen_bits_where_they_hold_and_values_left_out_where_they_must(monkey
     exact = sum(x.nbytes for x in (maps.q, maps.k, maps.v)) * 4 / 3
     for share, values in ((0.6, True), (0.4, False)):
         monkeypatch.setattr(page, "_texts", lambda pieces: [["x"]] * len(pieces))
-        limit = int((exact * share + 150_000) / 0.97)
+        limit = int((exact * share + page.beside_numbers()) / 0.97)
         data, heads = held(render_page(maps, max_bytes=limit))
         assert (data["bits"], data["values"]) == (16, values)
         found = {name: weights(head, data) for name, head in heads.items()}
@@ -103,7 +105,7 @@ def test_sixteen_bits_where_they_hold_and_values_left_out_where_they_must(monkey
         assert max(errors) == pytest.approx(data["error"], abs=1e-6)
         assert 0 < max(errors) <= page.TOLERANCE
     monkeypatch.setattr(page, "TOLERANCE", 1e-9)
-    data, _ = held(render_page(maps, max_bytes=int((exact * 0.7 + 150_000) / 0.97)))
+    data, _ = held(render_page(maps, max_bytes=int((exact * 0.7 + page.beside_numbers()) / 0.97)))
     assert (data["bits"], data["values"]) == (32, False)
 
 
@@ -155,10 +157,20 @@ def test_text_can_not_become_markup():
 
 
 def test_the_script_writes_no_markup():
-    script = (page.Path(page.__file__).parent / "page.js").read_text(encoding="utf-8")
+    script = page._join(page.SCRIPTS, "js")
     sinks = "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( "
     sinks += "fetch( XMLHttpRequest import( WebSocket"
     assert [sink for sink in sinks.split() if sink in script] == []
+
+
+def test_no_two_scripts_give_the_same_name():
+    """They are joined into one, in which a later function silently takes an earlier's place."""
+    given = []
+    for name in page.SCRIPTS:
+        script = (page.WEB / f"{name}.js").read_text(encoding="utf-8")
+        given += re.findall(r"^(?:async )?(?:function\*?|const|let|class) ([\w$]+)", script, re.M)
+    assert len(given) > 200
+    assert [name for name, count in Counter(given).items() if count > 1] == []
 
 
 def test_both_sides_of_the_dispute_are_always_in_view():

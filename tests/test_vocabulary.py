@@ -240,6 +240,7 @@ def test_unknown_is_for_a_vocabulary_that_exists(tmp_path):
 # --- fine-tuning ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_the_way_from_a_run_to_another_text(kind, tmp_path, capsys, monkeypatch):
     """As the messages lead: refused with a command, which prepares; its last line fine-tunes."""

@@ -30,7 +30,7 @@ def make_figure(width: float, height: float, n_row: int = 1, n_column: int = 1):
     return figure, figure.subplots(n_row, n_column, squeeze=False)
 
 
-def _save(figure, path: Path) -> None:
+def save_figure(figure, path: Path) -> None:
     """Write beside `path` and rename, so that no half picture is left. The same picture is the same
     bytes.
     """
@@ -100,7 +100,7 @@ def draw_maps(maps: AttentionMaps, roles: HeadRoles, title: str, path: Path) -> 
     bar.set_label("attention weight", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     figure.suptitle(_plain(title), fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_roles(
@@ -150,7 +150,7 @@ def draw_roles(
         _plain(f"{title}: weight in % by role (uniform attention in brackets), entropy of a row"),
         fontsize=9,
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_learning(
@@ -174,4 +174,4 @@ def draw_learning(
     for panel in (loss, strength):
         panel.grid(alpha=0.25)
         panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    _save(figure, path)
+    save_figure(figure, path)

@@ -19,6 +19,7 @@ import numpy as np
 from errors import UserError
 from viz.colour import colour_scale
 from viz.labels import SIGNS, label, word_index
+from viz.living import Living
 from viz.maps import AttentionMaps
 from viz.probe import Probe
 from viz.roles import ROLES, THRESHOLD, HeadRoles, measure_roles, name_roles
@@ -30,6 +31,31 @@ more.
 """
 LEARNING_SHARE = 0.25
 """Of the page's bytes, at most, for maps over training."""
+LEARNING_BYTES = 1_000_000
+"""The most for them in a page that holds the model, which takes most of it."""
+WEB = Path(__file__).parent / "web"
+SCRIPTS = [
+    # The model: no page in these files, to be read beside the Python they mirror.
+    *["weights", "positions", "attention", "gpt", "sampling", "tokenizer"],
+    # What is shown, and what all views draw with.
+    *["helpers", "labels", "reading", "roles", "drawing", "maps"],
+    # The views, and the frame around them.
+    "text",
+    "overview",
+    "head",
+    "equation",
+    "learning",
+    "typing",
+    "write",
+    *["flow_numbers", "flow_boxes", "flow"],
+    *["lens", "what_if"],
+    "frame",
+]
+"""The page's scripts, viz/web/NAME.js, in the order in which they are joined into one."""
+VIEWS = ["text", "flow", "overview", "head", "equation", "lens", "what_if", "write", "learning"]
+"""The views, viz/web/NAME.html, in the order of their tabs."""
+STYLES = ["page", "typing", "write", "flow", "lens", "what_if"]
+"""The page's style sheets, viz/web/NAME.css."""
 
 
 def render_page(
@@ -40,26 +66,35 @@ def render_page(
     probe: Probe | None = None,
     curve: Sequence[tuple[int, float, float]] = (),
     max_bytes: int = MAX_BYTES,
+    living: Living | None = None,
 ) -> str:
     """The page as HTML text of at most `max_bytes`. `roles` are measured on the text if not given;
     `facts` stand under the title.
 
-    The Learning view plays `probe` beside `curve`, evaluations as (step, train loss, validation
-    loss). Numbers are float32 if all fit so; else 16-bit integers with a scale per head and
+    With `living` the page holds the model itself, which reads the text anew; else what it made of
+    this text alone. The Learning view plays `probe` beside `curve`, evaluations as (step, train
+    loss, validation loss).
+
+    Recorded numbers are float32 if all fit so; else 16-bit integers with a scale per head and
     channel, if that holds (TOLERANCE; float16 is ten times coarser), without values if need be;
     else queries and keys in float32. Raises UserError where none fits.
     """
     roles = roles or measure_roles(maps)
-    room = 0.97 * max_bytes - 150_000  # what the text, its labels and predictions leave
-    blocks, storage = _store(maps, room, max_bytes)
-    room -= sum(len(block) for block in blocks.values()) * 4 / 3
-    told, snapshots = (
-        _learning(probe, curve, min(room, LEARNING_SHARE * max_bytes)) if probe else (None, {})
-    )
+    facts = [*facts, living.fact] if living else list(facts)
+    room = 0.97 * max_bytes - beside_numbers()
+    if living:
+        blocks = {"weights": living.block}
+        storage = {"bits": 32, "values": True, "error": 0.0}
+        room = min(room - living.size, LEARNING_BYTES)
+    else:
+        blocks, storage = _store(maps, room, max_bytes)
+        room -= sum(len(block) for block in blocks.values()) * 4 / 3
+        room = min(room, LEARNING_SHARE * max_bytes)
+    told, snapshots = _learning(probe, curve, room) if probe else (None, {})
     words = word_index(maps.pieces)
     data = {
         "title": title,
-        "facts": list(facts),
+        "facts": facts,
         "layers": maps.layers,
         "heads": maps.heads,
         "whole": maps.whole,
@@ -91,6 +126,7 @@ def render_page(
             "entropy": _short(roles.entropy),
         },
         "learning": told,
+        "model": living.told if living else None,
         "scale": {
             "light": colour_scale().tobytes().hex(),
             "dark": colour_scale(dark=True).tobytes().hex(),
@@ -104,20 +140,29 @@ def render_page(
         held.append(
             f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
         )
-    folder = Path(__file__).parent
-    style, script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+    style = _join(STYLES, "css")
+    script = _join(SCRIPTS, "js")
     parts = {"TITLE": escape(title), "STYLE": style, "SCRIPT": script, "DATA": "\n".join(held)}
     parts |= {"STYLE_HASH": _csp_hash(style), "SCRIPT_HASH": _csp_hash(script)}
-    page = re.sub(
-        r"@@([A-Z_]+)@@",
-        lambda match: parts[match[1]],
-        (folder / "page.html").read_text(encoding="utf-8"),
-    )
+    parts["VIEWS"] = _join(VIEWS, "html")
+    frame = (WEB / "page.html").read_text(encoding="utf-8")
+    page = re.sub(r"@@([A-Z_]+)@@", lambda match: parts[match[1]], frame)
     if (size := len(page.encode())) > max_bytes:
         raise _too_large(maps, size, max_bytes)
     return page
+
+
+def beside_numbers() -> int:
+    """Bytes of a page without its numbers: scripts, styles and views, and about what a text's
+    labels and predictions take.
+    """
+    files = _join(SCRIPTS, "js") + _join(STYLES, "css") + _join(VIEWS, "html")
+    return len(files.encode()) + 70_000
+
+
+def _join(names: Sequence[str], suffix: str) -> str:
+    """The text of these files of viz/web/, one after another."""
+    return "\n".join((WEB / f"{name}.{suffix}").read_text(encoding="utf-8") for name in names)
 
 
 def _csp_hash(text: str) -> str:
