@@ -13,12 +13,12 @@ from helpers import ROOT, environment
 
 FORKS = {
     "alibi": (["--positions", "alibi"], ["tests/test_alibi.py", "tests/test_positions.py"]),
-    "norm": (["--norm", "dyt"], ["tests/test_dyt.py", "tests/test_config.py"]),
+    "norm": (["--norm", "dyt"], ["tests/test_dyt.py"]),
     "optimizer": (["--optimizer", "lion"], ["tests/test_lion.py", "tests/test_optimizer.py"]),
-    "tokenizer": ([], ["tests/test_pairs.py", "tests/test_split.py"]),
-    "gate": (["--gate"], ["tests/test_gate.py", "tests/test_positions.py"]),
+    "tokenizer": ([], ["tests/test_pairs.py"]),
+    "gate": (["--gate"], ["tests/test_gate.py"]),
 }
-"""Patch -> (its option of train.py, its own tests and some of its neighbours')."""
+"""Patch -> (its option of train.py, its own tests and, where cheap, neighbours')."""
 LEFT_OUT = shutil.ignore_patterns(".*", "runs", "prepared", "cache", "__pycache__", "pictures")
 DRIVE = """
 import importlib, json, sys

@@ -90,7 +90,7 @@ def test_validation_is_of_words_that_training_has_not(tmp_path, monkeypatch, cap
     assert re.search("already prepared", capsys.readouterr().out)
 
 
-@pytest.mark.drill
+@pytest.mark.slow
 def test_an_induction_head_forms_behind_a_previous_token_head(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert prepare.prepare(prepare.Options(("induction",))) == 0
