@@ -44,7 +44,7 @@ def main() -> int:
     command = parser(__doc__, "experiment")
     command.add_argument("name", nargs="?", choices=list(EXPERIMENTS))
     command.add_argument("--seeds", type=int, default=3)
-    command.add_argument("--steps", type=int, default=500, help="of each training")
+    command.add_argument("--steps", type=int, help="of each training; default: the experiment's")
     command.add_argument("--data", type=Path, default=PLAYS)
     command.add_argument("--plot", type=Path, help="FILE.svg or FILE.png; default: beside --out")
     arguments = command.parse_args()
@@ -56,8 +56,8 @@ def main() -> int:
         arguments.out = RESULTS / f"experiment-{experiment.name}"
     torch.set_num_threads(1)  # products this small gain nothing from a second
     seeds = tuple(range(1, arguments.seeds + 1))
-    setting = Setting(*open_corpus(arguments.data), seeds, arguments.steps)
-    print(f"{experiment.about}; {len(seeds)} seeds, {arguments.steps} steps each", file=sys.stderr)
+    setting = Setting(*open_corpus(arguments.data), seeds, arguments.steps or experiment.steps)
+    print(f"{experiment.about}; {len(seeds)} seeds, {setting.steps} steps each", file=sys.stderr)
     finding = experiment.run(setting)
     told = [finding.notes, f"claim: {experiment.sentence}", finding.verdict]
     notes = "\n".join(line for line in told if line)

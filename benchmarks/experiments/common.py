@@ -73,6 +73,8 @@ class Experiment:
     sentence: str
     """What the numbers are to support."""
     run: Callable[[Setting], Finding]
+    steps: int = 500
+    """Updates of each training, where the command says nothing else."""
 
 
 def corpus_batch(setting: Setting, config: ModelConfig, seed: int) -> BatchOf:

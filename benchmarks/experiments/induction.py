@@ -113,4 +113,5 @@ EXPERIMENT = Experiment(
     "random tokens that come twice, one layer against two",
     "Two layers learn to copy what came before; one layer can't.",
     run,
+    steps=1000,
 )

@@ -44,4 +44,5 @@ EXPERIMENT = Experiment(
     "no positions, sinusoidal, learned, rotary",
     "Without positions the loss is higher than with any of the three ways to tell them.",
     run,
+    steps=800,
 )
