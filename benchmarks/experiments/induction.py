@@ -110,7 +110,7 @@ def run(setting: Setting) -> Finding:
 
 EXPERIMENT = Experiment(
     "induction",
-    "random tokens that come twice, one layer against two",
+    "random tokens again and again, one layer against two",
     "Two layers learn to copy what came before; one layer can't.",
     run,
     steps=1000,
